@@ -1,0 +1,49 @@
+# make demo   a small selective training; make test   the whole suite; make check   lint, types, wheel
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: demo test check format figures clean
+
+demo: $(VENV)/.core
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+	rm -rf dist && $(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	$(BIN)/python tests/check_wheel.py dist
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+figures: $(VENV)/.dev
+	$(BIN)/python docs/figures/make_figures.py
+
+# torch goes first and alone: what else is asked for must not choose another build of it.
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt torch
+	touch $@
+
+$(VENV)/.core: $(VENV)/.torch pyproject.toml
+	$(PIP) install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.test: $(VENV)/.torch pyproject.toml
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $@ $(VENV)/.core
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@ $(VENV)/.core $(VENV)/.test
+
+clean:
+	rm -rf $(VENV) build dist

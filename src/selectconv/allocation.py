@@ -1,0 +1,287 @@
+"""Section 2.3: Algorithms 1 and 2 as pure functions, and the plan they write down.
+
+Deciding and doing are apart: what is decided is a `LayerPlan` a layer, in an `AllocationPlan` for a
+model, which can be logged as JSON, sent to other processes, and applied to any copy of the model.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selectconv.checks import (
+    check_choice,
+    check_count,
+    check_fraction,
+    check_non_negative,
+    check_tensor,
+)
+from selectconv.errors import AllocationError
+
+NORMS = ("l2", "linf")
+INITS = ("zero", "random")
+
+
+def choose_dealloc(necdm: Tensor, gamma: float) -> Tensor:
+    """Choose the slots to close (Algorithm 1).
+
+    Slots are taken in order of their largest entry `max_j nECDM[i, j]`, ties by the lower index,
+    for as long as no entry of the summed vector passes `gamma`; a sum equal to `gamma` is inside.
+
+    Args:
+        necdm: (I, O), not negative.
+        gamma: the damage level, in [0, 1].
+
+    Returns:
+        The chosen slots, sorted, int64; all of them if all fit.
+
+    Raises:
+        TypeError, ValueError: not a floating matrix, or `gamma` outside [0, 1].
+
+    Example:
+        >>> import torch
+        >>> choose_dealloc(torch.tensor([[0.7, 0.2], [0.1, 0.1], [0.2, 0.7]]), gamma=0.25)
+        tensor([1])
+    """
+    # Differs from paper: Algorithm 1 prints "until ... <= gamma", which would close nothing as soon
+    # as one weak slot exists; its text, its optimisation problem and the authors' code all mean
+    # "while the sum stays within gamma". See docs/decisions/001-algorithm-1-until.md.
+    check_tensor("necdm", necdm, (None, None))
+    gamma = check_fraction("gamma", gamma)
+    if necdm.shape[1] == 0:
+        return torch.arange(necdm.shape[0], device=necdm.device)
+    largest = necdm.amax(dim=1)
+    light = (largest <= gamma).nonzero().flatten()  # a slot that does not fit alone never fits
+    order = light[largest[light].sort(stable=True).indices]
+    inside = necdm[order].cumsum(dim=0).amax(dim=1) <= gamma
+    return order[: int(inside.sum())].sort().values
+
+
+def realloc_scores(
+    necdm: Tensor,
+    index: Tensor,
+    gate: Tensor | None = None,
+    max_copies: int | None = None,
+    norm: str = "l2",
+) -> Tensor:
+    """Score the slots as sources of re-allocation (Algorithm 2's s).
+
+    Args:
+        necdm: (I, O).
+        index: (I,) int64, the channel that each slot reads.
+        gate: (I,) bool; None: all slots are open.
+        max_copies: N_max: a channel that more open slots than this read scores 0; None: no cap.
+        norm: "l2", or "linf" as in the paper's footnote.
+
+    Returns:
+        (I,), the norm of each row; 0 where the slot is closed or its channel is read too often.
+
+    Raises:
+        TypeError, ValueError: shapes, dtypes, cap or norm that are not accepted.
+
+    Example:
+        >>> import torch
+        >>> necdm = torch.tensor([[0.3, 0.4], [0.7, 0.6]])
+        >>> realloc_scores(necdm, torch.tensor([0, 1]), gate=torch.tensor([True, False]))
+        tensor([0.5000, 0.0000])
+    """
+    check_tensor("necdm", necdm, (None, None))
+    slots = necdm.shape[0]
+    check_tensor("index", index, (slots,), torch.int64)
+    check_choice("norm", norm, NORMS)
+    is_open = torch.ones_like(index, dtype=torch.bool) if gate is None else gate
+    check_tensor("gate", is_open, (slots,), torch.bool)
+    order = 2.0 if norm == "l2" else float("inf")
+    scores: Tensor = torch.linalg.vector_norm(necdm, ord=order, dim=1)
+    scores = scores.masked_fill(~is_open, 0.0)
+    if max_copies is not None:
+        check_count("max_copies", max_copies, 1)
+        scores = scores.masked_fill(_count_readers(index, is_open)[index] > max_copies, 0.0)
+    return scores
+
+
+@dataclass(frozen=True)
+class ReallocRule:
+    """How closed slots are re-opened: Algorithm 2's constants and the ablations of Section 3.3.
+
+    Attributes:
+        top_k: K, how many slots are candidates as sources.
+        max_copies: N_max; None: no cap.
+        init: weights of re-opened slots: "zero", or "random" as in R^random.
+        use_shift: False leaves out the spatial shift, as in R^zero and R^random.
+        max_shift: shifts are drawn from U[-max_shift, max_shift], in pixels.
+        norm: norm of the scores.
+    """
+
+    top_k: int = 3
+    max_copies: int | None = 32
+    init: str = "zero"
+    use_shift: bool = True
+    max_shift: float = 1.5
+    norm: str = "l2"
+
+    def __post_init__(self) -> None:
+        check_count("top_k", self.top_k, 1)
+        if self.max_copies is not None:
+            check_count("max_copies", self.max_copies, 1)
+        check_choice("init", self.init, INITS)
+        check_non_negative("max_shift", self.max_shift)
+        check_choice("norm", self.norm, NORMS)
+
+
+def _empty() -> Tensor:
+    return torch.empty(0, dtype=torch.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerPlan:
+    """What one layer is to do: close slots, then re-open slots. All tensors are on the CPU.
+
+    Attributes:
+        closed: (A,) int64, the slots to close.
+        opened: (B,) int64, the closed slots to re-open.
+        source: (B,) int64, the channels they are to read.
+        shift: (B, axes), their shifts in pixels; None: they are copied unshifted.
+        weight_seed: the seed from which R^random draws their weights; None: zeros.
+    """
+
+    closed: Tensor = field(default_factory=_empty)
+    opened: Tensor = field(default_factory=_empty)
+    source: Tensor = field(default_factory=_empty)
+    shift: Tensor | None = None
+    weight_seed: int | None = None
+
+    def __bool__(self) -> bool:
+        return len(self.closed) + len(self.opened) > 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return lists and numbers only: `closed` slots, `opened` as [slot, source, shift]."""
+        shift = [None] * len(self.opened) if self.shift is None else self.shift.tolist()
+        opened = zip(self.opened.tolist(), self.source.tolist(), shift, strict=True)
+        plan: dict[str, Any] = {
+            "closed": self.closed.tolist(),
+            "opened": [list(row) for row in opened],
+        }
+        if self.weight_seed is not None:
+            plan["weight_seed"] = self.weight_seed
+        return plan
+
+    @classmethod
+    def from_dict(cls, plan: Mapping[str, Any]) -> "LayerPlan":
+        """Read what `to_dict` wrote."""
+        try:
+            rows = [(int(slot), int(source), shift) for slot, source, shift in plan["opened"]]
+            closed = [int(slot) for slot in plan["closed"]]
+            shifts = [shift for *_, shift in rows]
+            if any(shift is None for shift in shifts) and any(
+                shift is not None for shift in shifts
+            ):
+                raise ValueError("some slots have a shift and some have none")
+            has_shift = bool(rows) and shifts[0] is not None
+            seed = plan.get("weight_seed")
+            return cls(
+                closed=torch.tensor(closed, dtype=torch.int64),
+                opened=torch.tensor([slot for slot, _, _ in rows], dtype=torch.int64),
+                source=torch.tensor([source for _, source, _ in rows], dtype=torch.int64),
+                shift=torch.tensor(shifts, dtype=torch.float32) if has_shift else None,
+                weight_seed=None if seed is None else int(seed),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise AllocationError(
+                "A layer's plan needs `closed` (slots) and `opened` (rows of slot, source and shift"
+                f" or null); reading it failed: {error}."
+            ) from error
+
+
+@dataclass(frozen=True, eq=False)
+class AllocationPlan:
+    """What a model is to do: a `LayerPlan` for each layer, by the layer's name, that changes.
+
+    Example:
+        >>> plan = AllocationPlan.from_dict({"conv": {"closed": [2], "opened": [[2, 0, None]]}})
+        >>> plan.to_dict()
+        {'conv': {'closed': [2], 'opened': [[2, 0, None]]}}
+    """
+
+    layers: dict[str, LayerPlan] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return any(self.layers.values())
+
+    def __iter__(self) -> Iterator[tuple[str, LayerPlan]]:
+        return iter(self.layers.items())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict that `json` can write."""
+        return {name: plan.to_dict() for name, plan in self}
+
+    @classmethod
+    def from_dict(cls, plan: Mapping[str, Any]) -> "AllocationPlan":
+        """Read what `to_dict` wrote.
+
+        Raises:
+            AllocationError: the dict is not one.
+        """
+        return cls({name: LayerPlan.from_dict(layer) for name, layer in plan.items()})
+
+
+def choose_sources(
+    scores: Tensor,
+    index: Tensor,
+    gate: Tensor,
+    rule: ReallocRule,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Choose which closed slots to re-open and the channel each is to read (Algorithm 2).
+
+    Each closed slot, in order, draws uniformly from C, the `top_k` slots of the highest scores
+    above 0, and reads what the drawn slot reads. With a cap, a channel that more than `max_copies`
+    open slots read leaves C for the rest of the call; once C is empty, slots stay closed.
+
+    Args:
+        scores: (I,) from `realloc_scores`; `index`, `gate`: (I,). All on the CPU.
+        index: the channel that each slot reads.
+        gate: the open slots.
+        rule: Algorithm 2's constants.
+        generator: a CPU generator; None: torch's global one.
+
+    Returns:
+        The slots to re-open, in ascending order, and the channels they are to read.
+    """
+    free = (~gate).nonzero().flatten()
+    best = scores.sort(descending=True, stable=True).indices[: rule.top_k]
+    channels = index[best[scores[best] > 0]]  # pi_c of the candidates: copies never chain
+    if rule.max_copies is None:
+        if len(channels) == 0:
+            return _empty(), _empty()
+        return free, channels[_draw(len(channels), len(free), generator)]
+    # Differs from paper: the cap is tested at each assignment, not once a call.
+    # See docs/decisions/003-copies-cap.md.
+    readers = _count_readers(index, gate)
+    chosen: list[Tensor] = []
+    left = len(free)
+    while left > 0 and len(channels) > 0:
+        # Draw for all that are left; keep the draws up to the one that fills a channel.
+        drawn = channels[_draw(len(channels), left, generator)]
+        names = channels.unique()
+        room = rule.max_copies + 1 - readers[names]
+        taken = (drawn[:, None] == names).cumsum(dim=0)  # (left, distinct channels)
+        full = (taken >= room).any(dim=1).nonzero().flatten()
+        kept = drawn if len(full) == 0 else drawn[: int(full[0]) + 1]
+        chosen.append(kept)
+        left -= len(kept)
+        readers = readers + torch.bincount(kept, minlength=len(readers))
+        channels = channels[readers[channels] <= rule.max_copies]
+    source = torch.cat(chosen) if chosen else _empty()
+    return free[: len(source)], source
+
+
+def _draw(high: int, count: int, generator: torch.Generator | None) -> Tensor:
+    return torch.randint(high, (count,), generator=generator)
+
+
+def _count_readers(index: Tensor, gate: Tensor) -> Tensor:
+    """Count, for each channel, the open slots that read it (Algorithm 2's N)."""
+    return torch.zeros_like(index).index_add_(0, index, gate.to(index.dtype))

@@ -1,0 +1,457 @@
+"""The training scheme of Section 2.3 beside any training loop: one `step` an epoch.
+
+An allocator decides (a plan), agrees with the other processes, then does: on the model, on its
+followers, and on what the optimizer remembers of re-opened slots. It owns no loop, wraps nothing
+and never calls the optimizer.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from selectconv.allocation import AllocationPlan, ReallocRule
+from selectconv.checks import check_choice, check_count, check_fraction
+from selectconv.errors import AllocationError, SelectConvError
+from selectconv.layer import DAMAGES, SelectConvNd, draw_shift
+
+MODES = ("select", "zero", "random", "dealloc", "shift", "none")
+_STATE_VERSION = 1
+_NEVER = -(1 << 40)  # an epoch long before any
+
+
+@dataclass(frozen=True)
+class AllocationReport:
+    """What a step did, or would do: false when nothing changed.
+
+    Attributes:
+        epoch: the epoch of a scheduled step; None for one on demand.
+        plan: the plan itself, which `ChannelAllocator.apply` carries out on a copy of the model.
+    """
+
+    epoch: int | None
+    plan: AllocationPlan
+
+    @property
+    def deallocated(self) -> dict[str, list[int]]:
+        """The closed slots of each layer that closed any."""
+        return {name: plan.closed.tolist() for name, plan in self.plan if len(plan.closed)}
+
+    @property
+    def reallocated(self) -> dict[str, list[int]]:
+        """The re-opened slots of each layer that re-opened any."""
+        return {name: plan.opened.tolist() for name, plan in self.plan if len(plan.opened)}
+
+    def __bool__(self) -> bool:
+        return bool(self.plan)
+
+    def __str__(self) -> str:
+        closed = sum(map(len, self.deallocated.values()))
+        opened = sum(map(len, self.reallocated.values()))
+        layers = len(self.plan.layers)
+        when = "" if self.epoch is None else f"epoch {self.epoch}: "
+        return f"{when}{closed} slots de-allocated, {opened} re-allocated in {layers} layers"
+
+
+class ChannelAllocator:
+    """De- and re-allocate the channels of a model's selective layers while it trains.
+
+    Call `step(epoch)` after each epoch. In a process group rank 0 decides and every rank ends with
+    the same allocation, so every rank must make the same calls.
+
+    Args:
+        model: a model with selective layers (`sc.convert`, `sc.create_model(selective=True)`).
+        optimizer: the optimizer that trains it, or None. For re-opened slots its per-element state
+            and the pending gradients of weight and shift are cleared; all else stays as it is.
+        total_epochs: the length of the training.
+        gamma: the damage level of `dealloc`.
+        top_k: K, how many slots are candidates as sources.
+        max_copies: N_max; None: no cap.
+        stop_at: the part of the training in which steps act.
+        grace: for so many steps after it was re-opened, a slot is not closed again; 0: the paper.
+        mode: "select" (+D+R^zero+shift), "zero", "random", "dealloc", "shift" (+S) or "none".
+        damage: "auto", "mean" (the paper) or "rms", as for `SelectConv2d.ecdm`.
+        seed: of the allocator's own random numbers; torch's global ones are never drawn.
+        followers: copies of the model, such as an EMA of its weights, that get the same plan.
+
+    Raises:
+        TypeError, ValueError: an argument that is not accepted.
+        AllocationError: no selective layers, an optimizer of other parameters, or followers that
+            differ from the model.
+
+    Example:
+        >>> import selectconv as sc, torch
+        >>> model = sc.create_model("densenet40", selective=True)
+        >>> optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.1, momentum=0.9)
+        >>> allocator = ChannelAllocator(model, optimizer, total_epochs=10, gamma=0.03)
+        >>> print(allocator.step(epoch=0))  # doctest: +ELLIPSIS
+        epoch 0: ... slots de-allocated, ... re-allocated in ... layers
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        total_epochs: int,
+        gamma: float = 1e-3,
+        top_k: int = 3,
+        max_copies: int | None = 32,
+        stop_at: float = 0.5,
+        grace: int = 0,
+        mode: str = "select",
+        damage: str = "auto",
+        seed: int = 0,
+        followers: Iterable[nn.Module] = (),
+    ) -> None:
+        self.total_epochs = check_count("total_epochs", total_epochs, 1)
+        self.gamma = check_fraction("gamma", gamma)
+        self.stop_at = check_fraction("stop_at", stop_at)
+        self.grace = check_count("grace", grace, 0)
+        self.mode = check_choice("mode", mode, MODES)
+        self.damage = check_choice("damage", damage, DAMAGES)
+        init = "random" if mode == "random" else "zero"
+        self.rule = ReallocRule(top_k, max_copies, init, use_shift=mode not in ("zero", "random"))
+        self.model = _unwrap(model)
+        self.optimizer = optimizer
+        self.last_epoch = -1
+        self.generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
+        self.layers = _select_layers(self.model)
+        if not self.layers and mode != "none":
+            raise AllocationError(
+                "`model` has no selective layers: call sc.convert(model) first, "
+                "or sc.create_model(..., selective=True)."
+            )
+        self._check_optimizer()
+        self._followers = [self._matching_layers(follower) for follower in followers]
+        self._opened_at = {
+            name: torch.full((layer.in_channels,), _NEVER) for name, layer in self.layers.items()
+        }
+        if mode == "shift":
+            self._shift_everything()
+
+    def step(self, epoch: int) -> AllocationReport:
+        """De-allocate, then re-allocate, once an epoch, while `epoch < stop_at * total_epochs`.
+
+        Args:
+            epoch: 0-based, greater than at the last call.
+
+        Returns:
+            What was done; false when nothing changed.
+
+        Raises:
+            AllocationError: an epoch that was stepped already, NaN or infinite weights or
+                statistics, a batch norm that the model does not have any more, an optimizer whose
+                state cannot be cleared for a slot. Model and optimizer were left as they were.
+            MeanSourceError: a layer that does not know its input's mean.
+        """
+        check_count("epoch", epoch, 0)
+        if epoch <= self.last_epoch:
+            raise AllocationError(
+                f"`epoch` {epoch} was stepped already (the last was {self.last_epoch}): "
+                "call step once an epoch, or dealloc() and realloc() on demand."
+            )
+        acts = epoch < self.stop_at * self.total_epochs and self.mode not in ("shift", "none")
+        plan = AllocationPlan()
+        if acts:
+            plan = self._agree(lambda: self._decide(True, self._reopens, epoch, self.generator))
+            self._do(plan, epoch)
+        self.last_epoch = epoch
+        return AllocationReport(epoch, plan)
+
+    def dealloc(self) -> AllocationReport:
+        """De-allocate now, at any time, whatever the mode; raises as `step` does."""
+        return self._on_demand(closes=True, reopens=False)
+
+    def realloc(self) -> AllocationReport:
+        """Re-allocate now, at any time, whatever the mode; raises as `step` does."""
+        return self._on_demand(closes=False, reopens=True)
+
+    def preview(self) -> AllocationReport:
+        """Tell what the next step would do, were it to act; changes nothing."""
+        if self.mode in ("shift", "none"):
+            return AllocationReport(None, AllocationPlan())
+        generator = torch.Generator()
+        generator.set_state(self.generator.get_state())
+        plan = self._decide(True, self._reopens, self.last_epoch + 1, generator)
+        return AllocationReport(None, plan)
+
+    def apply(self, plan: AllocationPlan) -> None:
+        """Carry out a plan from a report or a log, on the model, its followers and the optimizer.
+
+        Raises:
+            AllocationError: the plan does not fit the model; nothing was changed.
+        """
+        self._do(plan, self.last_epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what resuming needs besides the model's own state: tensors and plain types."""
+        return {
+            "version": _STATE_VERSION,
+            "last_epoch": self.last_epoch,
+            "generator": self.generator.get_state(),
+            "opened_at": {name: epochs.clone() for name, epochs in self._opened_at.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict()`; the model's own state is restored with the model.
+
+        Raises:
+            AllocationError: a state of another version or architecture; nothing was changed.
+        """
+        keys = {"version", "last_epoch", "generator", "opened_at"}
+        if not isinstance(state, Mapping) or set(state) != keys:
+            got = sorted(state) if isinstance(state, Mapping) else type(state).__name__
+            raise AllocationError(f"`state` must have the keys {sorted(keys)}, got {got}.")
+        if state["version"] != _STATE_VERSION:
+            raise AllocationError(
+                f"`state` has version {state['version']!r}; this one reads {_STATE_VERSION}."
+            )
+        sizes = {name: len(epochs) for name, epochs in state["opened_at"].items()}
+        own = {name: layer.in_channels for name, layer in self.layers.items()}
+        if sizes != own:
+            different = sorted(set(sizes.items()) ^ set(own.items()))
+            raise AllocationError(
+                "`state` is of another architecture: layers and slots differ at "
+                f"{', '.join(f'{name} ({slots})' for name, slots in different[:4])}."
+            )
+        self.last_epoch = int(state["last_epoch"])
+        self.generator.set_state(state["generator"])
+        self._opened_at = {name: state["opened_at"][name].clone() for name in own}
+
+    @property
+    def _reopens(self) -> bool:
+        return self.mode in ("select", "zero", "random")
+
+    def _on_demand(self, closes: bool, reopens: bool) -> AllocationReport:
+        now = self.last_epoch
+        plan = self._agree(lambda: self._decide(closes, reopens, now, self.generator))
+        self._do(plan, now)
+        return AllocationReport(None, plan)
+
+    def _decide(
+        self, closes: bool, reopens: bool, epoch: int, generator: torch.Generator
+    ) -> AllocationPlan:
+        """Plan for every layer; draws from `generator`, changes nothing else."""
+        self._check_batch_norms()
+        plans = {}
+        for name, layer in self.layers.items():
+            protected = epoch - self._opened_at[name] <= self.grace if self.grace else None
+            # Weights that do not learn could make nothing of another channel.
+            rule = self.rule if reopens and layer.weight.requires_grad else None
+            gamma = self.gamma if closes else None
+            try:
+                plan = layer.plan(
+                    gamma=gamma,
+                    rule=rule,
+                    damage=self.damage,
+                    protected=protected,
+                    generator=generator,
+                )
+            except SelectConvError as error:
+                raise type(error)(f"`{name}`: {error}") from error
+            if plan:
+                plans[name] = plan
+        return AllocationPlan(plans)
+
+    def _do(self, plan: AllocationPlan, epoch: int) -> None:
+        """Check everything, then carry the plan out."""
+        unknown = sorted(set(plan.layers) - set(self.layers))
+        if unknown:
+            raise AllocationError(
+                f"`plan` names layers that the model does not have: {unknown[:4]}."
+            )
+        per_slot = {}
+        for name, layer_plan in plan:
+            layer = self.layers[name]
+            try:
+                for copy in (layer, *(follower[name] for follower in self._followers)):
+                    copy.check_plan(layer_plan)
+                per_slot[name] = self._state_of_slots(layer) if len(layer_plan.opened) else []
+            except AllocationError as error:
+                raise AllocationError(f"`{name}`: {error}") from error
+        for name, layer_plan in plan:
+            layer = self.layers[name]
+            layer.apply_plan(layer_plan)
+            for tensor in per_slot[name]:
+                layer.zero_slots(tensor, layer_plan.opened)
+            self._opened_at[name][layer_plan.opened] = epoch
+            for follower in self._followers:
+                follower[name].apply_plan(layer_plan)
+        self._broadcast_allocation()
+
+    def _state_of_slots(self, layer: SelectConvNd) -> list[Tensor]:
+        """Collect what a re-opened slot must forget: optimizer state and pending gradients."""
+        found = []
+        for parameter in (layer.weight, layer.shift):
+            if parameter is None:
+                continue
+            if parameter.grad is not None:
+                found.append(parameter.grad)
+            state = {} if self.optimizer is None else self.optimizer.state.get(parameter, {})
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    found.append(value)
+                elif _has_more_than_a_number(value):
+                    shape = tuple(value.shape) if isinstance(value, Tensor) else "none of its own"
+                    raise AllocationError(
+                        f"{type(self.optimizer).__name__} keeps its state {key!r} in shape {shape}"
+                        f" for a parameter of shape {tuple(parameter.shape)}, so it cannot be "
+                        "cleared for a re-opened slot: use an optimizer with state for each "
+                        "element (SGD, Adam, AdamW, ...)."
+                    )
+        return found
+
+    def _check_optimizer(self) -> None:
+        if self.optimizer is None:
+            return
+        if not hasattr(self.optimizer, "param_groups") or not hasattr(self.optimizer, "state"):
+            raise TypeError(
+                f"`optimizer` must be a torch optimizer, got {type(self.optimizer).__name__}."
+            )
+        owned = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        missing = [
+            f"{name}.{kind}"
+            for name, layer in self.layers.items()
+            for kind, parameter in (("weight", layer.weight), ("shift", layer.shift))
+            if parameter is not None and parameter.requires_grad and id(parameter) not in owned
+        ]
+        if missing:
+            raise AllocationError(
+                f"`optimizer` does not own {len(missing)} parameters of the model's selective "
+                f"layers, the first {missing[0]!r}: build it after sc.convert, "
+                "from sc.param_groups(model) or model.parameters()."
+            )
+
+    def _matching_layers(self, follower: nn.Module) -> dict[str, SelectConvNd]:
+        layers = _select_layers(_unwrap(follower))
+        own = {name: tuple(layer.weight.shape) for name, layer in self.layers.items()}
+        its = {name: tuple(layer.weight.shape) for name, layer in layers.items()}
+        if its != own:
+            different = sorted(set(own.items()) ^ set(its.items()), key=str)
+            raise AllocationError(
+                "`followers` must have the model's selective layers; "
+                f"they differ at {different[0][0]!r}."
+            )
+        return layers
+
+    def _check_batch_norms(self) -> None:
+        """Refuse sources that read a batch norm which was taken out of the model."""
+        modules = {id(module) for module in self.model.modules()}
+        parameters = {id(parameter) for parameter in self.model.parameters()}
+        for name, layer in self.layers.items():
+            for bn in () if layer.mean_source is None else layer.mean_source.batch_norms():
+                # Another module with the same parameters (SyncBatchNorm's conversion) is as good.
+                if id(bn) not in modules and id(bn.weight) not in parameters:
+                    raise AllocationError(
+                        f"`{name}`: its mean source reads a batch norm that is not in the "
+                        "model any more: set `mean_source` to BatchNormMean(the new one, act)."
+                    )
+
+    def _shift_everything(self) -> None:
+        """Give every slot a shift of its own (+S), unless a loaded model has them already."""
+        if any(bool(layer.shifted.any()) for layer in self.layers.values()):
+            return
+        for name, layer in self.layers.items():
+            if layer.shift is None:
+                continue
+            slots, axes = layer.shift.shape
+            drawn = draw_shift(slots, axes, self.rule.max_shift, self.generator)
+            for copy in (layer, *(follower[name] for follower in self._followers)):
+                assert copy.shift is not None
+                with torch.no_grad():
+                    copy.shift.copy_(drawn)
+                copy.shifted.fill_(True)
+        self._broadcast_allocation()
+
+    def _agree(self, decide: Callable[[], AllocationPlan]) -> AllocationPlan:
+        """Let rank 0 decide, and give every rank its plan, or its error."""
+        if not _in_process_group():
+            return decide()
+        message = b""
+        failed: SelectConvError | None = None
+        if dist.get_rank() == 0:
+            try:
+                content: dict[str, Any] = {"plan": decide().to_dict()}
+                content["generator"] = self.generator.get_state().tolist()
+            except SelectConvError as error:
+                failed = error
+                content = {"error": str(error)}
+            message = json.dumps(content).encode()
+        device = self._message_device()
+        size = torch.tensor([len(message)], device=device)
+        dist.broadcast(size, src=0)
+        letters = torch.empty(int(size), dtype=torch.uint8, device=device)
+        if dist.get_rank() == 0:
+            letters.copy_(torch.frombuffer(bytearray(message), dtype=torch.uint8))
+        dist.broadcast(letters, src=0)
+        if failed is not None:
+            raise failed
+        content = json.loads(bytes(letters.cpu().numpy()))
+        if "error" in content:
+            raise AllocationError(f"rank 0: {content['error']}")
+        self.generator.set_state(torch.tensor(content["generator"], dtype=torch.uint8))
+        return AllocationPlan.from_dict(content["plan"])
+
+    def _broadcast_allocation(self) -> None:
+        """Give every rank the allocation and the shifts of rank 0, whatever it had before."""
+        if not _in_process_group():
+            return
+        for layers in (self.layers, *self._followers):
+            buffers = [
+                tensor
+                for layer in layers.values()
+                for tensor in (layer.gate, layer.index, layer.moved, layer.shifted, layer.shift)
+                if tensor is not None
+            ]
+            for dtype in {tensor.dtype for tensor in buffers}:
+                same = [tensor.detach() for tensor in buffers if tensor.dtype == dtype]
+                flat = torch.cat([tensor.flatten() for tensor in same]).to(self._message_device())
+                sent = flat.to(torch.uint8) if dtype == torch.bool else flat
+                dist.broadcast(sent, src=0)
+                parts = sent.split([tensor.numel() for tensor in same])
+                for tensor, part in zip(same, parts, strict=True):
+                    tensor.copy_(part.view_as(tensor))
+
+    def _message_device(self) -> torch.device:
+        if dist.get_backend() == "nccl":
+            return next(iter(self.layers.values())).weight.device
+        return torch.device("cpu")
+
+
+def _in_process_group() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _unwrap(model: nn.Module) -> nn.Module:
+    """Take a model out of the wrappers of torch.compile, DDP and weight averaging."""
+    wrappers = (
+        nn.parallel.DistributedDataParallel,
+        nn.DataParallel,
+        torch.optim.swa_utils.AveragedModel,
+    )
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(model, wrappers):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _select_layers(model: nn.Module) -> dict[str, SelectConvNd]:
+    return {name: m for name, m in model.named_modules() if isinstance(m, SelectConvNd)}
+
+
+def _has_more_than_a_number(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() > 1
+    if isinstance(value, Mapping):
+        return any(_has_more_than_a_number(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return any(isinstance(item, Tensor) for item in value)
+    return False

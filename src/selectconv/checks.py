@@ -1,0 +1,65 @@
+"""Checks of what users pass in: each error names the argument, the value and what is accepted."""
+
+import difflib
+import math
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+
+def check_fraction(name: str, value: float) -> float:
+    """Return `value` as a float in [0, 1]."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"`{name}` must be a number in [0, 1], got {value!r}.")
+    if not 0.0 <= value <= 1.0:  # NaN fails this too
+        raise ValueError(f"`{name}` must be in [0, 1], got {value!r}.")
+    return float(value)
+
+
+def check_non_negative(name: str, value: float) -> float:
+    """Return `value` as a finite float that is not negative."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"`{name}` must be a non-negative number, got {value!r}.")
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"`{name}` must be finite and not negative, got {value!r}.")
+    return float(value)
+
+
+def check_count(name: str, value: int, minimum: int) -> int:
+    """Return `value` as an int of at least `minimum`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"`{name}` must be an integer of at least {minimum}, got {value!r}.")
+    if value < minimum:
+        raise ValueError(f"`{name}` must be at least {minimum}, got {value!r}.")
+    return value
+
+
+def check_choice(name: str, value: str, choices: Collection[str]) -> str:
+    """Return `value` if it is one of `choices`; else name the nearest of them."""
+    if value in choices:
+        return value
+    near = difflib.get_close_matches(str(value), list(choices), n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"`{name}` must be one of {', '.join(choices)}; got {value!r}.{hint}")
+
+
+def check_tensor(
+    name: str,
+    value: Tensor,
+    shape: tuple[int | None, ...],
+    kind: torch.dtype | None = None,
+) -> None:
+    """Check a tensor's shape (None: any size) and dtype (None: any floating dtype)."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"`{name}` must be a tensor, got {type(value).__name__}.")
+    fits = value.ndim == len(shape) and all(
+        want is None or want == have for want, have in zip(shape, value.shape, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join("*" if size is None else str(size) for size in shape)
+        raise ValueError(f"`{name}` must have shape ({wanted}), got {tuple(value.shape)}.")
+    if kind is None and not value.is_floating_point():
+        raise TypeError(f"`{name}` must have a floating dtype, got {value.dtype}.")
+    if kind is not None and value.dtype != kind:
+        raise TypeError(f"`{name}` must have dtype {kind}, got {value.dtype}.")

@@ -1,0 +1,301 @@
+"""Section 2.1: the expected channel damage matrix (ECDM) in closed form, and its relatives.
+
+Inside these formulas `beta` and `gamma` are batch norm's shift and scale, as in Eq. (1); everywhere
+else in the package `gamma` is the damage level of Algorithm 1.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from selectconv.checks import check_count, check_tensor
+
+Activation = Callable[[Tensor], Tensor] | nn.Module
+
+# The normal distribution beyond 8.5 standard deviations holds 2e-17: nothing in float64.
+_REACH = 8.5
+# Trapezoid steps across the reach. A kink of slope s costs at most s*h*h/12 times the density, with
+# 512 steps 4e-5 * |gamma|; smooth activations are exact long before. Jumps are halved further.
+_FEWEST_STEPS, _MOST_STEPS = 512, 1 << 15
+_TOLERANCE = 2e-5
+# Points at which an activation is evaluated at once: 32 MiB of float64.
+_CHUNK = 1 << 22
+
+_RELU_FUNCTIONS = (F.relu, F.relu_, torch.relu, torch.relu_)
+
+
+def expected_relu(beta: Tensor, gamma: Tensor) -> Tensor:
+    """Compute `E[ReLU(N(beta, gamma^2))]`, Eq. (1).
+
+    With `t = beta / |gamma|` it is `|gamma| phi(t) + beta Phi(t)`.
+
+    Args:
+        beta: means, any shape.
+        gamma: standard deviations up to sign; where it is 0 the result is `max(beta, 0)`.
+
+    Returns:
+        The expectations, in the wider dtype of the two.
+
+    Raises:
+        TypeError, ValueError: not floating tensors of one shape.
+
+    Example:
+        >>> import torch
+        >>> expected_relu(torch.tensor([0.0, 2.0]), torch.tensor([1.0, 0.0]))
+        tensor([0.3989, 2.0000])
+    """
+    beta, gamma, dtype = _normal(beta, gamma)
+    scale, t = _scale_and_ratio(beta, gamma)
+    density = torch.exp(-0.5 * t * t) / math.sqrt(2 * math.pi)
+    above = scale * density + beta * _cdf(t)
+    # Left of zero the two terms cancel. Phi(t) = phi(t) * M(-t) with Mills' ratio M in the scaled
+    # erfcx, so their sum is phi(t) * (1 + t M(-t)), whose bracket loses 3 digits at t = -35.
+    mills = math.sqrt(math.pi / 2) * torch.special.erfcx(-t.clamp(max=0.0) / math.sqrt(2))
+    below = scale * density * (1 + t * mills)
+    expected = torch.where(t < 0, below, above)
+    return torch.where(gamma == 0, beta.clamp(min=0.0), expected).to(dtype)
+
+
+def expected_square_relu(beta: Tensor, gamma: Tensor) -> Tensor:
+    """Compute `E[ReLU(N(beta, gamma^2))^2]`, the second moment that `rms_damage` needs.
+
+    Example:
+        >>> import torch
+        >>> expected_square_relu(torch.tensor([0.0]), torch.tensor([1.0]))
+        tensor([0.5000])
+    """
+    beta, gamma, dtype = _normal(beta, gamma)
+    scale, t = _scale_and_ratio(beta, gamma)
+    density = torch.exp(-0.5 * t * t) / math.sqrt(2 * math.pi)
+    second = (beta * beta + scale * scale) * _cdf(t) + beta * scale * density
+    second = torch.where(gamma == 0, beta.clamp(min=0.0) ** 2, second)
+    return second.clamp(min=0.0).to(dtype)
+
+
+def expected_activation(beta: Tensor, gamma: Tensor, act: Activation | None) -> Tensor:
+    """Compute `E[act(N(beta, gamma^2))]` for any elementwise activation.
+
+    ReLU takes the closed form of Eq. (1), None is the identity; all others are integrated with an
+    absolute error of at most `1e-4 * (1 + |gamma|)`, kinks included.
+
+    Args:
+        beta: (C,) means.
+        gamma: (C,) standard deviations up to sign.
+        act: an elementwise callable or module; it sees (points, C), so a per-channel one
+            (`nn.PReLU(C)`) works too.
+
+    Raises:
+        TypeError, ValueError: not floating tensors of one shape, or `act` is not elementwise.
+
+    Example:
+        >>> import torch
+        >>> expected_activation(torch.tensor([0.5]), torch.tensor([2.0]), torch.nn.ReLU6())
+        tensor([1.0709])
+    """
+    if act is None:
+        beta, _, dtype = _normal(beta, gamma)
+        return beta.to(dtype)
+    if is_relu(act):
+        return expected_relu(beta, gamma)
+    return _integrate(beta, gamma, act, power=1)
+
+
+def expected_square_activation(beta: Tensor, gamma: Tensor, act: Activation | None) -> Tensor:
+    """Compute `E[act(N(beta, gamma^2))^2]`, as `expected_activation` does for the first moment.
+
+    Example:
+        >>> import torch
+        >>> expected_square_activation(torch.tensor([3.0]), torch.tensor([2.0]), None)
+        tensor([13.])
+    """
+    if act is None:
+        beta, gamma, dtype = _normal(beta, gamma)
+        return (beta * beta + gamma * gamma).to(dtype)
+    if is_relu(act):
+        return expected_square_relu(beta, gamma)
+    return _integrate(beta, gamma, act, power=2)
+
+
+def is_relu(act: Activation | None) -> bool:
+    """Tell whether an activation is ReLU, for which Eq. (1) is the closed form."""
+    return type(act) is nn.ReLU or any(act is function for function in _RELU_FUNCTIONS)
+
+
+def ecdm(weight: Tensor, mean: Tensor, groups: int = 1) -> Tensor:
+    """Compute the expected channel damage matrix, Eq. (2): `E[X_i] * sum_k W[i, :, k]`.
+
+    Args:
+        weight: a conv weight in torch's layout (O, I / groups, ...).
+        mean: (I,), E[X] of each input slot.
+        groups: the conv's groups.
+
+    Returns:
+        (I, O); zero where slot i does not feed output j.
+
+    Raises:
+        TypeError, ValueError: shapes that do not fit together.
+
+    Example:
+        >>> import torch
+        >>> ecdm(torch.ones(1, 2, 3, 3), torch.tensor([1.0, 2.0]))
+        tensor([[ 9.],
+                [18.]])
+    """
+    _check_weight(weight, groups, mean=mean)
+    return _slots_by_outputs(_kernel_sum(weight), groups) * mean[:, None]
+
+
+def rms_damage(weight: Tensor, mean: Tensor, var: Tensor, groups: int = 1) -> Tensor:
+    """Compute the root mean square of what each slot adds to each output.
+
+    `sqrt(Var[X_i] * sum_k W^2 + (E[X_i] * sum_k W)^2)`, for pixels that are independent. Unlike
+    ECDM it sees kernels that sum to zero and inputs of mean zero.
+
+    Args:
+        weight: a conv weight in torch's layout (O, I / groups, ...).
+        mean: (I,), E[X] of each input slot.
+        var: (I,), Var[X] of each input slot.
+        groups: the conv's groups.
+
+    Returns:
+        (I, O); zero where slot i does not feed output j.
+
+    Raises:
+        TypeError, ValueError: shapes that do not fit together.
+
+    Example:
+        >>> import torch
+        >>> edge = torch.tensor([[[[-1.0, 0.0, 1.0]]]])
+        >>> mean, var = torch.tensor([5.0]), torch.tensor([2.0])
+        >>> ecdm(edge, mean), rms_damage(edge, mean, var)
+        (tensor([[0.]]), tensor([[2.]]))
+    """
+    _check_weight(weight, groups, mean=mean, var=var)
+    energy = _slots_by_outputs(_kernel_sum(weight, square=True), groups)
+    total = _slots_by_outputs(_kernel_sum(weight), groups)
+    return (energy * var[:, None] + (total * mean[:, None]) ** 2).sqrt()
+
+
+def normalize_ecdm(ecdm: Tensor) -> Tensor:
+    """Compute nECDM (Section 2.3): each output's column of absolute values, summing to 1.
+
+    Args:
+        ecdm: (I, O). A column of zeros stays zero.
+
+    Raises:
+        TypeError, ValueError: not a floating matrix.
+
+    Example:
+        >>> import torch
+        >>> normalize_ecdm(torch.tensor([[1.0, 0.0], [-3.0, 0.0]]))
+        tensor([[0.2500, 0.0000],
+                [0.7500, 0.0000]])
+    """
+    check_tensor("ecdm", ecdm, (None, None))
+    if ecdm.shape[0] == 0:
+        return ecdm.clone()
+    size = ecdm.abs()
+    # Against the column's largest first: sums can neither overflow nor vanish in subnormals.
+    largest = size.amax(dim=0)
+    size = size / torch.where(largest == 0, 1.0, largest)
+    return size / torch.where(largest == 0, 1.0, size.sum(dim=0))
+
+
+def _normal(beta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
+    check_tensor("beta", beta, (None,) * getattr(beta, "ndim", 0))
+    check_tensor("gamma", gamma, tuple(beta.shape))
+    dtype = torch.promote_types(beta.dtype, gamma.dtype)
+    # A handful of numbers a layer: float64 costs nothing, where the device has it (MPS does not).
+    exact = torch.float32 if beta.device.type == "mps" else torch.float64
+    return beta.to(exact), gamma.to(exact), dtype
+
+
+def _scale_and_ratio(beta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
+    scale = gamma.abs()
+    ratio = beta / torch.where(gamma == 0, 1.0, scale)
+    return scale, ratio.clamp(-40.0, 40.0)  # phi(40) is 0 in float64; keeps inf * 0 away
+
+
+def _cdf(t: Tensor) -> Tensor:
+    tail: Tensor = torch.special.erfc(-t / math.sqrt(2))
+    return 0.5 * tail
+
+
+def _integrate(beta: Tensor, gamma: Tensor, act: Activation, power: int) -> Tensor:
+    """Integrate `act(beta + gamma z)^power` against the normal density with the trapezoid rule.
+
+    The steps are halved, each time adding the midpoints, until that changes nothing that matters.
+    """
+    beta, gamma, dtype = _normal(beta, gamma)
+    check_tensor("beta", beta, (None,))
+    tolerance = _TOLERANCE * (1 + gamma.abs()) ** power
+    steps, step = _FEWEST_STEPS, 2 * _REACH / _FEWEST_STEPS
+    nodes = torch.arange(steps + 1).to(beta) * step - _REACH
+    total, mass = _weighted_sum(beta, gamma, act, power, nodes)
+    estimate = total / mass
+    while steps < _MOST_STEPS:
+        midpoints = (torch.arange(steps).to(beta) + 0.5) * step - _REACH
+        more_total, more_mass = _weighted_sum(beta, gamma, act, power, midpoints)
+        total, mass, previous = total + more_total, mass + more_mass, estimate
+        estimate = total / mass
+        close = (estimate - previous).abs() <= tolerance + 1e-6 * estimate.abs()
+        if bool(close.all()):
+            break
+        steps, step = 2 * steps, step / 2
+    return estimate.to(dtype)
+
+
+def _weighted_sum(
+    beta: Tensor, gamma: Tensor, act: Activation, power: int, z: Tensor
+) -> tuple[Tensor, Tensor]:
+    # A module with weights of its own (PReLU) computes in their dtype.
+    parameters = act.parameters() if isinstance(act, nn.Module) else iter(())
+    seen = next((p.dtype for p in parameters), beta.dtype)
+    weight = torch.exp(-0.5 * z * z)
+    total = torch.zeros_like(beta)
+    rows = max(1, _CHUNK // max(1, len(beta)))
+    for part, mass in zip(z.split(rows), weight.split(rows), strict=True):
+        points = beta + gamma * part[:, None]
+        value = act(points.to(seen, copy=True))  # a fresh tensor: activations may work in place
+        if not isinstance(value, Tensor) or value.shape != points.shape:
+            raise ValueError(
+                f"`act` must be elementwise: {act!r} did not keep shape {tuple(points.shape)}."
+            )
+        total = total + mass @ (value.to(beta.dtype) ** power)
+    return total, weight.sum()
+
+
+def _check_weight(weight: Tensor, groups: int, **moments: Tensor) -> None:
+    if not isinstance(weight, Tensor) or weight.ndim < 2:
+        got = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
+        raise ValueError(f"`weight` must be (O, I / groups, ...), got {got}.")
+    check_tensor("weight", weight, (None,) * weight.ndim)
+    check_count("groups", groups, 1)
+    if weight.shape[0] % groups:
+        raise ValueError(
+            f"`groups`={groups} must divide the {weight.shape[0]} outputs of `weight`."
+        )
+    for name, moment in moments.items():
+        check_tensor(name, moment, (weight.shape[1] * groups,))
+
+
+def _kernel_sum(weight: Tensor, square: bool = False) -> Tensor:
+    """Sum a weight, or its square, over the kernel's positions: (O, I / groups)."""
+    flat = weight.flatten(2) if weight.ndim > 2 else weight[:, :, None]
+    flat = flat.to(torch.promote_types(weight.dtype, torch.float32))
+    flat = flat.square() if square else flat
+    return flat.squeeze(2) if flat.shape[2] == 1 else flat.sum(dim=2)
+
+
+def _slots_by_outputs(value: Tensor, groups: int) -> Tensor:
+    """Spread (O, I / groups) over (I, O), zero where a slot does not feed an output."""
+    if groups == 1:
+        return value.t()
+    outputs, width = value.shape[0] // groups, value.shape[1]
+    spread = value.new_zeros(groups, width, groups, outputs)
+    group = torch.arange(groups, device=value.device)
+    spread[group, :, group, :] = value.view(groups, outputs, width).transpose(1, 2)
+    return spread.view(groups * width, groups * outputs)

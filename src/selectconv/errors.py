@@ -1,0 +1,21 @@
+"""What selectconv raises: each error is a `SelectConvError` and a fitting builtin as well."""
+
+
+class SelectConvError(Exception):
+    """Base of every error that is about channel selectivity rather than about one argument."""
+
+
+class ConversionError(SelectConvError, ValueError):
+    """A model could not be converted; it was left as it was."""
+
+
+class AllocationError(SelectConvError, ValueError):
+    """A de- or re-allocation was refused; model and optimizer were left as they were."""
+
+
+class MeanSourceError(SelectConvError, RuntimeError):
+    """A layer cannot tell the mean of its input: it has no source, or one that saw nothing yet."""
+
+
+class SelectConvWarning(UserWarning):
+    """Something a user can act on, and that did not stop the call."""

@@ -1,0 +1,23 @@
+"""The paper's formulas as pure functions, each named for its concept."""
+
+from selectconv.allocation import choose_dealloc, realloc_scores
+from selectconv.ecdm import (
+    ecdm,
+    expected_activation,
+    expected_relu,
+    normalize_ecdm,
+    rms_damage,
+)
+from selectconv.shift import select_channels, shift2d
+
+__all__ = [
+    "choose_dealloc",
+    "ecdm",
+    "expected_activation",
+    "expected_relu",
+    "normalize_ecdm",
+    "realloc_scores",
+    "rms_damage",
+    "select_channels",
+    "shift2d",
+]

@@ -1,0 +1,304 @@
+"""What a model's graph shows about a conv's input: its mean source, and whether it is raw input.
+
+The graph is torch.fx's. Walking back from a conv, elementwise activations collect until a batch
+norm gives the closed form; what keeps a channel's mean is passed through. Anything else ends the
+walk: the caller observes the mean instead.
+"""
+
+import functools
+import inspect
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from selectconv.ecdm import Activation
+from selectconv.mean_source import BatchNormMean, ConcatMean, ConstantMean
+
+ClosedForm = BatchNormMean | ConstantMean | ConcatMean
+
+# Only these exact types: a subclass may compute something else (timm's BatchNormAct2d does).
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_ACTIVATION_MODULES = (
+    nn.CELU, nn.ELU, nn.GELU, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.LeakyReLU,
+    nn.LogSigmoid, nn.Mish, nn.PReLU, nn.ReLU, nn.ReLU6, nn.SELU, nn.SiLU, nn.Sigmoid, nn.Softplus,
+    nn.Softsign, nn.Tanh, nn.Tanhshrink,
+)  # fmt: skip
+_ACTIVATION_FUNCTIONS = (
+    F.celu, F.elu, F.gelu, F.hardsigmoid, F.hardswish, F.hardtanh, F.leaky_relu, F.logsigmoid,
+    F.mish, F.relu, F.relu6, F.selu, F.silu, F.sigmoid, F.softplus, F.softsign, F.tanh,
+    F.tanhshrink, torch.relu, torch.relu_, torch.selu, torch.sigmoid, torch.tanh,
+)  # fmt: skip
+_ACTIVATION_METHODS = ("relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_")
+# These keep the mean of every channel.
+_MEAN_KEEPING_MODULES = (
+    nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d,
+    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
+)  # fmt: skip
+_MEAN_KEEPING_FUNCTIONS = (
+    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d,
+    F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
+)  # fmt: skip
+_AVERAGE_POOL_MODULES = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+_AVERAGE_POOL_FUNCTIONS = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
+_CONCATS = (torch.cat, torch.concat, torch.concatenate)
+_ZEROS = (torch.zeros, torch.zeros_like)
+# Pass values through without mixing them with anything learned: raw input stays raw behind them.
+_ACTIVATED = (*_ACTIVATION_FUNCTIONS, F.batch_norm, F.layer_norm, F.group_norm, F.instance_norm)
+
+
+class _Chain:
+    """Elementwise activations one after another, as one callable."""
+
+    def __init__(self, acts: tuple[Activation, ...]) -> None:
+        self.acts = acts
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functools.reduce(lambda value, act: act(value), self.acts, x)
+
+    def __repr__(self) -> str:
+        return " + ".join(getattr(act, "__name__", type(act).__name__) for act in self.acts)
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if isinstance(m, (_ConvNd, _BatchNorm)):
+            return True
+        return super().is_leaf_module(m, module_qualified_name)
+
+
+@dataclass(frozen=True)
+class ConvInput:
+    """What the graph shows of one conv's input.
+
+    Attributes:
+        source: the closed form of its mean; None: not shown.
+        is_raw: it is reached from the model's input without a norm, activation or conv between.
+    """
+
+    source: ClosedForm | None = None
+    is_raw: bool = False
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A model's convs, by module identity, with what the graph shows of their inputs.
+
+    Attributes:
+        inputs: by `id(conv)`; convs that the traced forward does not reach are missing.
+        failure: why the model could not be traced; None: it was.
+    """
+
+    inputs: dict[int, ConvInput] = field(default_factory=dict)
+    failure: str | None = None
+
+
+def trace(model: nn.Module) -> Graph:
+    """Trace a model and look at every conv's input; a model that cannot be traced shows nothing."""
+    try:
+        graph = _Tracer().trace(model)
+    except Exception as error:  # user code under a tracer can fail in any way; the reason is kept
+        return Graph(failure=f"{type(error).__name__}: {error}".splitlines()[0])
+    modules = dict(model.named_modules())
+    calls: dict[int, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if node.op == "call_module" and isinstance(modules.get(str(node.target)), _ConvNd):
+            calls.setdefault(id(modules[str(node.target)]), []).append(node)
+    inputs = {}
+    for key, nodes in calls.items():
+        conv = cast(_ConvNd, modules[str(nodes[0].target)])
+        walk = _Walk(modules, axes=len(conv.kernel_size))
+        is_raw = any(walk.is_raw(_argument(node)) for node in nodes)
+        source = None
+        if len(nodes) == 1 and not is_raw:  # a conv that is called twice has no single input
+            source = walk.closed_form(_argument(nodes[0]), (), conv.in_channels)
+            if source is not None and source.num_channels != conv.in_channels:
+                source = None
+        inputs[key] = ConvInput(source, is_raw)
+    return Graph(inputs)
+
+
+class _Walk:
+    """Walks a traced graph backwards, from a conv with so many spatial axes."""
+
+    def __init__(self, modules: dict[str, nn.Module], axes: int) -> None:
+        self.modules = modules
+        self.axes = axes
+
+    def closed_form(
+        self, node: Any, acts: tuple[Activation, ...], width: int | None
+    ) -> ClosedForm | None:
+        """Find E of `acts(node)` in closed form.
+
+        Args:
+            node: where the walk stands.
+            acts: the activations passed on the way, in the order in which they are applied.
+            width: the number of channels of `node`, where it is known.
+        """
+        if not isinstance(node, fx.Node):
+            return None
+        module = self._module(node)
+        before = _argument(node)
+        if type(module) in _BATCH_NORMS:
+            return BatchNormMean(cast(_BatchNorm, module), _compose(acts))
+        act = self._activation(node, module)
+        if act is not None:
+            return self.closed_form(before, (act, *acts), width)
+        if _is_concat(node):
+            return self._concat(node, acts, width)
+        if node.op == "call_function" and node.target is F.pad:
+            return self._zero_padded(node, acts, width)
+        # A mean that is kept says nothing about the mean of a non-linear function behind it.
+        if not acts and self._keeps_mean(node, module):
+            return self.closed_form(before, (), width)
+        if not acts and _is_zeros(node) and width is not None:
+            return ConstantMean(0.0, width)
+        return None
+
+    def is_raw(self, node: Any, seen: set[fx.Node] | None = None) -> bool:
+        """Tell whether the model's input reaches `node` past norms, activations and convs."""
+        seen = set() if seen is None else seen
+        if not isinstance(node, fx.Node) or node in seen:
+            return False
+        seen.add(node)
+        if node.op == "placeholder":
+            return True
+        module = self._module(node)
+        if module is not None:
+            changes = (_ConvNd, _BatchNorm, nn.Linear, nn.LayerNorm, nn.GroupNorm)
+            is_act = type(module).__module__.startswith("torch.nn.modules.activation")
+            if isinstance(module, changes) or is_act or "Norm" in type(module).__name__:
+                return False
+        if node.op == "call_function" and node.target in _ACTIVATED:
+            return False
+        if node.op == "call_method" and node.target in _ACTIVATION_METHODS:
+            return False
+        return any(self.is_raw(before, seen) for before in node.all_input_nodes)
+
+    def _module(self, node: fx.Node) -> nn.Module | None:
+        return self.modules.get(str(node.target)) if node.op == "call_module" else None
+
+    @staticmethod
+    def _activation(node: fx.Node, module: nn.Module | None) -> Activation | None:
+        if type(module) in _ACTIVATION_MODULES:
+            return module
+        if any(isinstance(value, fx.Node) for value in (*node.args[1:], *node.kwargs.values())):
+            return None  # computed on the way: not a fixed function of one input
+        if node.op == "call_method" and node.target in _ACTIVATION_METHODS:
+            return operator.methodcaller(str(node.target).rstrip("_"))
+        if node.op == "call_function" and node.target in _ACTIVATION_FUNCTIONS:
+            function = cast(Callable[..., Tensor], node.target)
+            settings = _settings(function, node)
+            return functools.partial(function, **settings) if settings else function
+        return None
+
+    @staticmethod
+    def _keeps_mean(node: fx.Node, module: nn.Module | None) -> bool:
+        # Zeros that a pool averages in lower the mean.
+        unpadded = (0, (0,), (0, 0), (0, 0, 0))
+        if isinstance(module, _AVERAGE_POOL_MODULES):
+            return module.padding in unpadded or not module.count_include_pad
+        if module is not None:
+            return type(module) in _MEAN_KEEPING_MODULES
+        if node.op == "call_method":
+            return node.target == "contiguous"
+        if node.target in _AVERAGE_POOL_FUNCTIONS:
+            padding = node.args[3] if len(node.args) > 3 else node.kwargs.get("padding", 0)
+            return padding in unpadded
+        return node.target in _MEAN_KEEPING_FUNCTIONS
+
+    def _concat(
+        self, node: fx.Node, acts: tuple[Activation, ...], width: int | None
+    ) -> ClosedForm | None:
+        tensors = _argument(node, "tensors")
+        dim = (
+            node.args[1]
+            if len(node.args) > 1
+            else node.kwargs.get("dim", node.kwargs.get("axis", 0))
+        )
+        if dim != 1 or not isinstance(tensors, list | tuple) or _differs_by_channel(acts):
+            return None
+        parts = [self.closed_form(tensor, acts, None) for tensor in tensors]
+        # Appended zeros do not say how many they are: what is missing must be theirs.
+        unknown = [i for i, part in enumerate(parts) if part is None]
+        if len(unknown) == 1 and width is not None and _is_zeros(tensors[unknown[0]]):
+            rest = width - sum(part.num_channels for part in parts if part is not None)
+            if rest > 0:
+                parts[unknown[0]] = _constant(acts, rest)
+        if any(part is None for part in parts):
+            return None
+        return ConcatMean([part for part in parts if part is not None])
+
+    def _zero_padded(
+        self, node: fx.Node, acts: tuple[Activation, ...], width: int | None
+    ) -> ClosedForm | None:
+        pad = node.args[1] if len(node.args) > 1 else node.kwargs.get("pad")
+        mode = node.args[2] if len(node.args) > 2 else node.kwargs.get("mode", "constant")
+        value = node.args[3] if len(node.args) > 3 else node.kwargs.get("value", None)
+        if not isinstance(pad, list | tuple) or _differs_by_channel(acts):
+            return None
+        # F.pad counts from the last axis: the pair behind the spatial ones is the channels'.
+        *spatial, front, back = pad
+        if len(spatial) != 2 * self.axes or any(size != 0 for size in spatial):
+            return None
+        if not (isinstance(front, int) and isinstance(back, int)) or min(front, back) < 0:
+            return None
+        if mode != "constant" or value not in (None, 0, 0.0):
+            return None
+        inner = None if width is None else width - front - back
+        part = self.closed_form(_argument(node), acts, inner)
+        if part is None or (inner is not None and part.num_channels != inner):
+            return None
+        parts: list[ClosedForm] = [part]
+        if front:
+            parts.insert(0, _constant(acts, front))
+        if back:
+            parts.append(_constant(acts, back))
+        return ConcatMean(parts)
+
+
+def _argument(node: fx.Node, keyword: str = "input") -> Any:
+    return node.args[0] if node.args else node.kwargs.get(keyword)
+
+
+def _compose(acts: tuple[Activation, ...]) -> Activation | None:
+    if not acts:
+        return None
+    return acts[0] if len(acts) == 1 else _Chain(acts)
+
+
+def _settings(function: Callable[..., Tensor], node: fx.Node) -> dict[str, Any]:
+    """Name the arguments of an activation behind its input; `inplace` changes no value."""
+    settings = dict(node.kwargs)
+    if len(node.args) > 1:
+        names = list(inspect.signature(function).parameters)
+        settings.update(zip(names[1:], node.args[1:], strict=False))
+    return {name: value for name, value in settings.items() if name not in ("input", "inplace")}
+
+
+def _differs_by_channel(acts: tuple[Activation, ...]) -> bool:
+    return any(isinstance(act, nn.PReLU) and act.num_parameters > 1 for act in acts)
+
+
+def _constant(acts: tuple[Activation, ...], num_channels: int) -> ConstantMean:
+    act = _compose(acts)
+    value = 0.0 if act is None else float(act(torch.zeros(1)))
+    return ConstantMean(value, num_channels)
+
+
+def _is_concat(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target in _CONCATS
+
+
+def _is_zeros(node: Any) -> bool:
+    if not isinstance(node, fx.Node):
+        return False
+    if node.op == "call_method":
+        return node.target == "new_zeros"
+    return node.op == "call_function" and node.target in _ZEROS

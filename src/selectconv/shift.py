@@ -1,0 +1,155 @@
+"""Section 2.2: the sub-pixel spatial shift, and SelectChannel, which rebuilds a conv's input.
+
+`shift2d` is the paper's formula. It is separable, so it is computed an axis at a time: along one
+axis, `out[y] = (1 - f) * x[y + n] + f * x[y + n + 1]` with `n = floor(b)` and `f = b - n`.
+"""
+
+import torch
+from torch import Tensor
+
+from selectconv.checks import check_tensor
+
+
+def shift2d(x: Tensor, b: Tensor) -> Tensor:
+    """Shift each channel by its own offset in pixels, bilinearly (Section 2.2).
+
+    `out[n, c, y, x] = sum_pq x[n, c, p, q] * max(0, 1 - |y - p + bh|) * max(0, 1 - |x - q + bw|)`:
+    the output at a pixel reads the input at that pixel plus `b`; outside the frame there are zeros.
+    Differentiable in both arguments; at whole pixels the derivative in `b` is the right-hand one.
+
+    Args:
+        x: (N, C, H, W), any floating dtype and memory format; never written into.
+        b: (C, 2), the offsets (b^h, b^w) in pixels, of any size.
+
+    Returns:
+        (N, C, H, W) with the dtype and the memory format of `x`.
+
+    Raises:
+        TypeError, ValueError: wrong dtype or shape of `x` or `b`.
+
+    Example:
+        >>> import torch
+        >>> x = torch.arange(4.0).reshape(1, 1, 2, 2)
+        >>> shift2d(x, torch.tensor([[0.0, 0.5]]))
+        tensor([[[[0.5000, 0.5000],
+                  [2.5000, 1.5000]]]])
+    """
+    check_tensor("x", x, (None, None, None, None))
+    check_tensor("b", b, (x.shape[1], 2))
+    return shift_channels(x, b)
+
+
+def select_channels(
+    x: Tensor, gate: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | None
+) -> Tensor:
+    """Rebuild an input channel-wise: `g_i * shift(x[index_i], b_i)` (SelectChannel, Section 2.2).
+
+    Args:
+        x: (N, C, ...) with one to three spatial axes; never written into.
+        gate: (I,) bool, g: closed slots are zero.
+        index: (I,) int64, pi: the channel that each slot reads.
+        shift: (I, number of spatial axes), b in pixels; None where nothing is shifted.
+        shifted: (I,) bool: the slots to which the shift applies; the others are copied as they are.
+
+    Returns:
+        (N, I, ...) with the dtype and the memory format of `x`.
+
+    Raises:
+        TypeError, ValueError: wrong dtype, shape or range of an argument.
+
+    Example:
+        >>> import torch
+        >>> x = torch.tensor([[[[1.0, 2.0]], [[3.0, 4.0]]]])
+        >>> gate, index = torch.tensor([False, True]), torch.tensor([0, 0])
+        >>> shift, shifted = torch.tensor([[0.0, 0.0], [0.0, 1.0]]), torch.tensor([False, True])
+        >>> select_channels(x, gate, index, shift, shifted)
+        tensor([[[[0., 0.]],
+        <BLANKLINE>
+                 [[2., 0.]]]])
+    """
+    if not isinstance(x, Tensor) or x.ndim not in (3, 4, 5):
+        got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"`x` must be (N, C) and one to three spatial axes, got {got}.")
+    check_tensor("x", x, (None,) * x.ndim)
+    check_tensor("index", index, (None,), torch.int64)
+    slots = len(index)
+    check_tensor("gate", gate, (slots,), torch.bool)
+    if (shift is None) != (shifted is None):
+        raise ValueError("`shift` and `shifted` go together: pass both, or None for both.")
+    if shift is not None and shifted is not None:
+        check_tensor("shift", shift, (slots, x.ndim - 2))
+        check_tensor("shifted", shifted, (slots,), torch.bool)
+    if slots and not torch.compiler.is_compiling():
+        low, high = (int(bound) for bound in torch.aminmax(index))
+        if low < 0 or high >= x.shape[1]:
+            raise ValueError(
+                f"`index` must name channels 0 to {x.shape[1] - 1} of `x`, got {low} to {high}."
+            )
+    rebuilt = reroute(x, index, shift, shifted)
+    return rebuilt.masked_fill(~gate.view(1, -1, *[1] * (x.ndim - 2)), 0.0)
+
+
+def reroute(x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | None) -> Tensor:
+    """SelectChannel without the gate and without checks: `shift(x[index_i], b_i)`."""
+    taken = _take_channels(x, index)
+    if shift is None or shifted is None:
+        return taken
+    if torch.compiler.is_compiling():
+        # One graph for every allocation: what is not shifted is shifted by zero, the identity.
+        return shift_channels(taken, torch.where(shifted[:, None], shift, 0.0))
+    slots = shifted.nonzero().flatten()
+    if len(slots) == 0:
+        return taken
+    moved = shift_channels(_take_channels(taken, slots), shift.index_select(0, slots))
+    return taken.index_copy(1, slots, moved)
+
+
+def shift_channels(x: Tensor, b: Tensor) -> Tensor:
+    """`shift2d` for any number of spatial axes: `x` (N, C, ...), `b` (C, axes); no checks."""
+    # Offsets need their fraction: bfloat16 keeps 8 bits, so it is widened before anything else.
+    offset = b.to(torch.promote_types(b.dtype, torch.float32))
+    out = x
+    for axis in range(x.ndim - 2):
+        out = _shift_axis(out, offset[:, axis], axis + 2)
+    out = out.to(x.dtype)
+    return _channels_last_contiguous(out) if _is_channels_last(x) else out
+
+
+def _shift_axis(x: Tensor, b: Tensor, dim: int) -> Tensor:
+    size = x.shape[dim]
+    b = b.clamp(-size - 1, size + 1)  # from `size` on, the frame is empty; keeps the integers small
+    whole = b.detach().floor()
+    fraction = b - whole  # in [0, 1): its derivative in b is 1, the right-hand one at whole pixels
+    steps = torch.arange(size + 1, device=x.device)
+    position = whole.to(torch.int64)[:, None] + steps  # (C, size + 1)
+    outside = (position < 0) | (position >= size)
+
+    along = [1] * x.ndim
+    along[1], along[dim] = len(b), size + 1
+    shape = list(x.shape)
+    shape[dim] = size + 1
+    taps = x.gather(dim, position.clamp(0, size - 1).view(along).expand(shape))
+    taps = taps.masked_fill(outside.view(along), 0.0)
+
+    near, far = taps.narrow(dim, 0, size), taps.narrow(dim, 1, size)
+    fraction = fraction.view([-1 if axis == 1 else 1 for axis in range(x.ndim)])
+    return (1 - fraction) * near + fraction * far
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    if x.is_contiguous() or x.ndim not in (4, 5):
+        return False
+    layout = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
+    return x.is_contiguous(memory_format=layout)
+
+
+def _channels_last_contiguous(x: Tensor) -> Tensor:
+    layout = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
+    return x.contiguous(memory_format=layout)
+
+
+def _take_channels(x: Tensor, index: Tensor) -> Tensor:
+    # index_select writes in the order it is asked for: channels last in, channels last out.
+    if _is_channels_last(x):
+        return x.movedim(1, -1).index_select(-1, index).movedim(-1, 1)
+    return x.index_select(1, index)

@@ -1,0 +1,46 @@
+"""Settings of the whole suite: every test starts from the same state and leaves it as it was."""
+
+import os
+
+# oneDNN picks AMX kernels for bfloat16 that die on some machines; set before its first operation.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "default",
+    derandomize=True,
+    deadline=None,
+    max_examples=50,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("nightly", deadline=None, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+# Two workers share two cores.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _same_state_for_every_test():
+    environment = dict(os.environ)
+    random_state = torch.get_rng_state()
+    dtype, threads, grad = (
+        torch.get_default_dtype(),
+        torch.get_num_threads(),
+        torch.is_grad_enabled(),
+    )
+    torch.manual_seed(0)
+    yield
+    torch.set_rng_state(random_state)
+    torch.set_default_dtype(dtype)
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(grad)
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+    for key in set(os.environ) - set(environment):
+        del os.environ[key]
+    os.environ.update(environment)

@@ -6,6 +6,7 @@ model, which can be logged as JSON, sent to other processes, and applied to any 
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import index as as_int
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ def choose_dealloc(necdm: Tensor, gamma: float) -> Tensor:
     """
     # Differs from paper: Algorithm 1 prints "until ... <= gamma", which would close nothing as soon
     # as one weak slot exists; its text, its optimisation problem and the authors' code all mean
-    # "while the sum stays within gamma". See docs/decisions/001-algorithm-1-until.md.
+    # "while the sum stays within gamma". Decision 1 in docs/method.md.
     check_tensor("necdm", necdm, (None, None))
     gamma = check_fraction("gamma", gamma)
     if necdm.shape[1] == 0:
@@ -172,8 +173,9 @@ class LayerPlan:
     def from_dict(cls, plan: Mapping[str, Any]) -> "LayerPlan":
         """Read what `to_dict` wrote."""
         try:
-            rows = [(int(slot), int(source), shift) for slot, source, shift in plan["opened"]]
-            closed = [int(slot) for slot in plan["closed"]]
+            # operator.index refuses what int would round or read: 2.7, "3", infinity.
+            rows = [(as_int(slot), as_int(source), shift) for slot, source, shift in plan["opened"]]
+            closed = [as_int(slot) for slot in plan["closed"]]
             shifts = [shift for *_, shift in rows]
             if any(shift is None for shift in shifts) and any(
                 shift is not None for shift in shifts
@@ -186,7 +188,7 @@ class LayerPlan:
                 opened=torch.tensor([slot for slot, _, _ in rows], dtype=torch.int64),
                 source=torch.tensor([source for _, source, _ in rows], dtype=torch.int64),
                 shift=torch.tensor(shifts, dtype=torch.float32) if has_shift else None,
-                weight_seed=None if seed is None else int(seed),
+                weight_seed=None if seed is None else as_int(seed),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise AllocationError(
@@ -224,6 +226,8 @@ class AllocationPlan:
         Raises:
             AllocationError: the dict is not one.
         """
+        if not isinstance(plan, Mapping):
+            raise AllocationError(f"a plan must be a dict by layer, got {type(plan).__name__}.")
         return cls({name: LayerPlan.from_dict(layer) for name, layer in plan.items()})
 
 
@@ -258,7 +262,7 @@ def choose_sources(
             return _empty(), _empty()
         return free, channels[_draw(len(channels), len(free), generator)]
     # Differs from paper: the cap is tested at each assignment, not once a call.
-    # See docs/decisions/003-copies-cap.md.
+    # Decision 3 in docs/method.md.
     readers = _count_readers(index, gate)
     chosen: list[Tensor] = []
     left = len(free)

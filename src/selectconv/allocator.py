@@ -8,6 +8,7 @@ and never calls the optimizer.
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from operator import index as as_int
 from typing import Any
 
 import torch
@@ -116,6 +117,8 @@ class ChannelAllocator:
         self.damage = check_choice("damage", damage, DAMAGES)
         init = "random" if mode == "random" else "zero"
         self.rule = ReallocRule(top_k, max_copies, init, use_shift=mode not in ("zero", "random"))
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
         self.model = _unwrap(model)
         self.optimizer = optimizer
         self.last_epoch = -1
@@ -158,26 +161,23 @@ class ChannelAllocator:
         acts = epoch < self.stop_at * self.total_epochs and self.mode not in ("shift", "none")
         plan = AllocationPlan()
         if acts:
-            plan = self._agree(lambda: self._decide(True, self._reopens, epoch, self.generator))
-            self._do(plan, epoch)
+            plan = self._act(closes=True, reopens=self._reopens, epoch=epoch)
         self.last_epoch = epoch
         return AllocationReport(epoch, plan)
 
     def dealloc(self) -> AllocationReport:
         """De-allocate now, at any time, whatever the mode; raises as `step` does."""
-        return self._on_demand(closes=True, reopens=False)
+        return AllocationReport(None, self._act(closes=True, reopens=False, epoch=self.last_epoch))
 
     def realloc(self) -> AllocationReport:
         """Re-allocate now, at any time, whatever the mode; raises as `step` does."""
-        return self._on_demand(closes=False, reopens=True)
+        return AllocationReport(None, self._act(closes=False, reopens=True, epoch=self.last_epoch))
 
     def preview(self) -> AllocationReport:
         """Tell what the next step would do, were it to act; changes nothing."""
         if self.mode in ("shift", "none"):
             return AllocationReport(None, AllocationPlan())
-        generator = torch.Generator()
-        generator.set_state(self.generator.get_state())
-        plan = self._decide(True, self._reopens, self.last_epoch + 1, generator)
+        plan = self._decide(True, self._reopens, self.last_epoch + 1, self._copy_generator())
         return AllocationReport(None, plan)
 
     def apply(self, plan: AllocationPlan) -> None:
@@ -211,7 +211,18 @@ class ChannelAllocator:
             raise AllocationError(
                 f"`state` has version {state['version']!r}; this one reads {_STATE_VERSION}."
             )
-        sizes = {name: len(epochs) for name, epochs in state["opened_at"].items()}
+        try:
+            last_epoch = as_int(state["last_epoch"])
+            generator = torch.Generator()
+            # To the CPU: torch.load may have been told to map everything to another device.
+            generator.set_state(torch.as_tensor(state["generator"], device="cpu"))
+            opened_at = {
+                name: torch.as_tensor(epochs, dtype=torch.int64, device="cpu").clone()
+                for name, epochs in state["opened_at"].items()
+            }
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+            raise AllocationError(f"`state` is damaged; reading it failed: {error}.") from error
+        sizes = {name: epochs.numel() for name, epochs in opened_at.items()}
         own = {name: layer.in_channels for name, layer in self.layers.items()}
         if sizes != own:
             different = sorted(set(sizes.items()) ^ set(own.items()))
@@ -219,19 +230,26 @@ class ChannelAllocator:
                 "`state` is of another architecture: layers and slots differ at "
                 f"{', '.join(f'{name} ({slots})' for name, slots in different[:4])}."
             )
-        self.last_epoch = int(state["last_epoch"])
-        self.generator.set_state(state["generator"])
-        self._opened_at = {name: state["opened_at"][name].clone() for name in own}
+        self.last_epoch = last_epoch
+        self.generator.set_state(generator.get_state())
+        self._opened_at = opened_at
 
     @property
     def _reopens(self) -> bool:
         return self.mode in ("select", "zero", "random")
 
-    def _on_demand(self, closes: bool, reopens: bool) -> AllocationReport:
-        now = self.last_epoch
-        plan = self._agree(lambda: self._decide(closes, reopens, now, self.generator))
-        self._do(plan, now)
-        return AllocationReport(None, plan)
+    def _act(self, closes: bool, reopens: bool, epoch: int) -> AllocationPlan:
+        """Decide, agree and do. Where any of it fails, no random numbers were used up either."""
+        generator = self._copy_generator()
+        plan = self._agree(lambda: self._decide(closes, reopens, epoch, generator), generator)
+        self._do(plan, epoch)
+        self.generator.set_state(generator.get_state())
+        return plan
+
+    def _copy_generator(self) -> torch.Generator:
+        generator = torch.Generator()
+        generator.set_state(self.generator.get_state())
+        return generator
 
     def _decide(
         self, closes: bool, reopens: bool, epoch: int, generator: torch.Generator
@@ -260,11 +278,15 @@ class ChannelAllocator:
 
     def _do(self, plan: AllocationPlan, epoch: int) -> None:
         """Check everything, then carry the plan out."""
+        # First of all: a rank that fails a check must not keep others waiting for a later message.
+        self._broadcast_allocation()
         unknown = sorted(set(plan.layers) - set(self.layers))
         if unknown:
             raise AllocationError(
                 f"`plan` names layers that the model does not have: {unknown[:4]}."
             )
+        if any(len(layer_plan.opened) for _, layer_plan in plan):
+            self._check_state_by_parameter()
         per_slot = {}
         for name, layer_plan in plan:
             layer = self.layers[name]
@@ -282,7 +304,6 @@ class ChannelAllocator:
             self._opened_at[name][layer_plan.opened] = epoch
             for follower in self._followers:
                 follower[name].apply_plan(layer_plan)
-        self._broadcast_allocation()
 
     def _state_of_slots(self, layer: SelectConvNd) -> list[Tensor]:
         """Collect what a re-opened slot must forget: optimizer state and pending gradients."""
@@ -297,14 +318,23 @@ class ChannelAllocator:
                 if isinstance(value, Tensor) and value.shape == parameter.shape:
                     found.append(value)
                 elif _has_more_than_a_number(value):
-                    shape = tuple(value.shape) if isinstance(value, Tensor) else "none of its own"
-                    raise AllocationError(
-                        f"{type(self.optimizer).__name__} keeps its state {key!r} in shape {shape}"
-                        f" for a parameter of shape {tuple(parameter.shape)}, so it cannot be "
-                        "cleared for a re-opened slot: use an optimizer with state for each "
-                        "element (SGD, Adam, AdamW, ...)."
-                    )
+                    raise self._refusal(parameter, key, value)
         return found
+
+    def _check_state_by_parameter(self) -> None:
+        """Refuse state that one parameter keeps for all of them, such as LBFGS's flat vectors."""
+        for parameter, state in {} if self.optimizer is None else self.optimizer.state.items():
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.numel() > parameter.numel():
+                    raise self._refusal(parameter, key, value)
+
+    def _refusal(self, parameter: Tensor, key: str, value: object) -> AllocationError:
+        shape = tuple(value.shape) if isinstance(value, Tensor) else "none of its own"
+        return AllocationError(
+            f"{type(self.optimizer).__name__} keeps its state {key!r} in shape {shape} for a "
+            f"parameter of shape {tuple(parameter.shape)}, so it cannot be cleared for a re-opened "
+            "slot: use an optimizer with state for each element (SGD, Adam, AdamW, ...)."
+        )
 
     def _check_optimizer(self) -> None:
         if self.optimizer is None:
@@ -354,6 +384,7 @@ class ChannelAllocator:
 
     def _shift_everything(self) -> None:
         """Give every slot a shift of its own (+S), unless a loaded model has them already."""
+        self._broadcast_allocation()  # rank 0 alone may have loaded a model
         if any(bool(layer.shifted.any()) for layer in self.layers.values()):
             return
         for name, layer in self.layers.items():
@@ -368,17 +399,19 @@ class ChannelAllocator:
                 copy.shifted.fill_(True)
         self._broadcast_allocation()
 
-    def _agree(self, decide: Callable[[], AllocationPlan]) -> AllocationPlan:
-        """Let rank 0 decide, and give every rank its plan, or its error."""
+    def _agree(
+        self, decide: Callable[[], AllocationPlan], generator: torch.Generator
+    ) -> AllocationPlan:
+        """Let rank 0 decide; give every rank its plan and its random numbers, or its error."""
         if not _in_process_group():
             return decide()
         message = b""
-        failed: SelectConvError | None = None
+        failed: Exception | None = None
         if dist.get_rank() == 0:
             try:
                 content: dict[str, Any] = {"plan": decide().to_dict()}
-                content["generator"] = self.generator.get_state().tolist()
-            except SelectConvError as error:
+                content["generator"] = generator.get_state().tolist()
+            except Exception as error:  # whatever it is, the other ranks wait for a message
                 failed = error
                 content = {"error": str(error)}
             message = json.dumps(content).encode()
@@ -394,7 +427,7 @@ class ChannelAllocator:
         content = json.loads(bytes(letters.cpu().numpy()))
         if "error" in content:
             raise AllocationError(f"rank 0: {content['error']}")
-        self.generator.set_state(torch.tensor(content["generator"], dtype=torch.uint8))
+        generator.set_state(torch.tensor(content["generator"], dtype=torch.uint8))
         return AllocationPlan.from_dict(content["plan"])
 
     def _broadcast_allocation(self) -> None:
@@ -408,7 +441,8 @@ class ChannelAllocator:
                 for tensor in (layer.gate, layer.index, layer.moved, layer.shifted, layer.shift)
                 if tensor is not None
             ]
-            for dtype in {tensor.dtype for tensor in buffers}:
+            # Not a set: the order must be the same in every process.
+            for dtype in dict.fromkeys(tensor.dtype for tensor in buffers):
                 same = [tensor.detach() for tensor in buffers if tensor.dtype == dtype]
                 flat = torch.cat([tensor.flatten() for tensor in same]).to(self._message_device())
                 sent = flat.to(torch.uint8) if dtype == torch.bool else flat

@@ -70,8 +70,9 @@ def convert(
         raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
     check_count("min_channels", min_channels, 1)
     check_choice("realloc", realloc, REALLOCS)
-    seen = {} if example_input is None else _watch(model, example_input)
-    graph = trace(model)
+    with torch.random.fork_rng(_cuda_devices(model)):  # a forward may draw
+        seen = {} if example_input is None else _watch(model, example_input)
+        graph = trace(model)
     owners = _weight_owners(model)
     chosen: dict[str, nn.Module] = {}
     refused: dict[str, str] = {}
@@ -79,6 +80,8 @@ def convert(
         if not isinstance(conv, _ConvNd) or isinstance(conv, SelectConvNd):
             continue
         reason = _why_not(conv, min_channels)
+        if conv is model:
+            reason = "is the model itself: use its SelectConv class's from_conv"
         reason = reason or _why_not_here(conv, graph, seen.get(id(conv)), owners)
         if reason is None and where is not None and not where(name, conv):
             reason = "left out by `where`"
@@ -268,6 +271,11 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in flags:
             module.training = training
+
+
+def _cuda_devices(model: nn.Module) -> list[int]:
+    devices = {parameter.device for parameter in model.parameters()}
+    return sorted(device.index for device in devices if device.type == "cuda")
 
 
 def _weight_owners(model: nn.Module) -> dict[int, int]:

@@ -5,10 +5,8 @@ norm gives the closed form; what keeps a channel's mean is passed through. Anyth
 walk: the caller observes the mean instead.
 """
 
-import functools
-import inspect
-import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -18,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from selectconv.ecdm import Activation
+from selectconv.ecdm import Activation, is_relu
 from selectconv.mean_source import BatchNormMean, ConcatMean, ConstantMean
 
 ClosedForm = BatchNormMean | ConstantMean | ConcatMean
@@ -35,7 +33,10 @@ _ACTIVATION_FUNCTIONS = (
     F.mish, F.relu, F.relu6, F.selu, F.silu, F.sigmoid, F.softplus, F.softsign, F.tanh,
     F.tanhshrink, torch.relu, torch.relu_, torch.selu, torch.sigmoid, torch.tanh,
 )  # fmt: skip
-_ACTIVATION_METHODS = ("relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_")
+_ACTIVATION_METHODS = {
+    "relu": torch.relu, "relu_": torch.relu, "sigmoid": torch.sigmoid, "sigmoid_": torch.sigmoid,
+    "tanh": torch.tanh, "tanh_": torch.tanh,
+}  # fmt: skip
 # These keep the mean of every channel.
 _MEAN_KEEPING_MODULES = (
     nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d,
@@ -49,8 +50,17 @@ _AVERAGE_POOL_MODULES = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
 _AVERAGE_POOL_FUNCTIONS = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
 _CONCATS = (torch.cat, torch.concat, torch.concatenate)
 _ZEROS = (torch.zeros, torch.zeros_like)
-# Pass values through without mixing them with anything learned: raw input stays raw behind them.
-_ACTIVATED = (*_ACTIVATION_FUNCTIONS, F.batch_norm, F.layer_norm, F.group_norm, F.instance_norm)
+# Behind these, raw input is raw no more.
+_RAW_ENDS = (
+    *_ACTIVATION_FUNCTIONS, F.batch_norm, F.layer_norm, F.group_norm, F.instance_norm, F.linear,
+    F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d,
+)  # fmt: skip
+# What takes a tensor's shape, dtype or device, but none of its values.
+_VALUELESS_METHODS = (
+    "size", "dim", "ndimension", "numel", "type", "new_zeros", "new_ones", "new_full", "new_empty",
+)  # fmt: skip
+_VALUELESS_FUNCTIONS = (torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like)
+_VALUELESS_ATTRIBUTES = ("shape", "ndim", "dtype", "device")
 
 
 class _Chain:
@@ -60,10 +70,37 @@ class _Chain:
         self.acts = acts
 
     def __call__(self, x: Tensor) -> Tensor:
-        return functools.reduce(lambda value, act: act(value), self.acts, x)
+        for act in self.acts:
+            weights = act.parameters() if isinstance(act, nn.Module) else iter(())
+            weight = next(weights, None)  # PReLU computes in its weight's dtype only
+            x = act(x if weight is None else x.to(weight))
+        return x
 
     def __repr__(self) -> str:
-        return " + ".join(getattr(act, "__name__", type(act).__name__) for act in self.acts)
+        return " + ".join(
+            type(act).__name__
+            if isinstance(act, nn.Module)
+            else getattr(act, "__name__", repr(act))
+            for act in self.acts
+        )
+
+
+class _Configured:
+    """An activation function with the arguments that follow its input."""
+
+    def __init__(
+        self, function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.function(x, *self.args, **self.kwargs)
+
+    def __repr__(self) -> str:
+        settings = [*map(repr, self.args), *(f"{key}={val!r}" for key, val in self.kwargs.items())]
+        return f"{self.function.__name__}({', '.join(settings)})"
 
 
 class _Tracer(fx.Tracer):
@@ -102,7 +139,8 @@ class Graph:
 def trace(model: nn.Module) -> Graph:
     """Trace a model and look at every conv's input; a model that cannot be traced shows nothing."""
     try:
-        graph = _Tracer().trace(model)
+        with _left_alone(model):
+            graph = _Tracer().trace(model)
     except Exception as error:  # user code under a tracer can fail in any way; the reason is kept
         return Graph(failure=f"{type(error).__name__}: {error}".splitlines()[0])
     modules = dict(model.named_modules())
@@ -110,10 +148,11 @@ def trace(model: nn.Module) -> Graph:
     for node in graph.nodes:
         if node.op == "call_module" and isinstance(modules.get(str(node.target)), _ConvNd):
             calls.setdefault(id(modules[str(node.target)]), []).append(node)
+    order = {node: place for place, node in enumerate(graph.nodes)}
     inputs = {}
     for key, nodes in calls.items():
         conv = cast(_ConvNd, modules[str(nodes[0].target)])
-        walk = _Walk(modules, axes=len(conv.kernel_size))
+        walk = _Walk(modules, order, order[nodes[0]], axes=len(conv.kernel_size))
         is_raw = any(walk.is_raw(_argument(node)) for node in nodes)
         source = None
         if len(nodes) == 1 and not is_raw:  # a conv that is called twice has no single input
@@ -124,11 +163,47 @@ def trace(model: nn.Module) -> Graph:
     return Graph(inputs)
 
 
-class _Walk:
-    """Walks a traced graph backwards, from a conv with so many spatial axes."""
+@contextmanager
+def _left_alone(model: nn.Module) -> Iterator[None]:
+    """Undo what a model's own code does to its modules while it is traced.
 
-    def __init__(self, modules: dict[str, nn.Module], axes: int) -> None:
+    A forward may keep features, count its calls or update statistics in place; the tracer itself
+    hangs the constants that it meets on the model.
+    """
+    dicts = [
+        (own, dict(own))
+        for module in model.modules()
+        for own in (vars(module), module._parameters, module._buffers, module._modules)
+    ]
+    buffers = [(buffer, buffer._version, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for own, held in dicts:
+            own.clear()
+            own.update(held)
+        with torch.no_grad():
+            for buffer, version, value in buffers:
+                if buffer._version != version:
+                    buffer.copy_(value)
+
+
+class _Walk:
+    """Walks a traced graph backwards, from a conv with so many spatial axes.
+
+    Args:
+        modules: the model's modules by name.
+        order: where each node stands in the program.
+        end: where the conv stands.
+        axes: the conv's spatial axes.
+    """
+
+    def __init__(
+        self, modules: dict[str, nn.Module], order: dict[fx.Node, int], end: int, axes: int
+    ) -> None:
         self.modules = modules
+        self.order = order
+        self.end = end
         self.axes = axes
 
     def closed_form(
@@ -141,7 +216,7 @@ class _Walk:
             acts: the activations passed on the way, in the order in which they are applied.
             width: the number of channels of `node`, where it is known.
         """
-        if not isinstance(node, fx.Node):
+        if not isinstance(node, fx.Node) or self._is_overwritten(node):
             return None
         module = self._module(node)
         before = _argument(node)
@@ -175,14 +250,34 @@ class _Walk:
             is_act = type(module).__module__.startswith("torch.nn.modules.activation")
             if isinstance(module, changes) or is_act or "Norm" in type(module).__name__:
                 return False
-        if node.op == "call_function" and node.target in _ACTIVATED:
+        if node.op == "call_function" and node.target in (*_RAW_ENDS, *_VALUELESS_FUNCTIONS):
             return False
-        if node.op == "call_method" and node.target in _ACTIVATION_METHODS:
+        if node.op == "call_function" and node.target is getattr:
+            return node.args[1] not in _VALUELESS_ATTRIBUTES and self.is_raw(node.args[0], seen)
+        if node.op == "call_method" and node.target in (*_ACTIVATION_METHODS, *_VALUELESS_METHODS):
             return False
         return any(self.is_raw(before, seen) for before in node.all_input_nodes)
 
     def _module(self, node: fx.Node) -> nn.Module | None:
         return self.modules.get(str(node.target)) if node.op == "call_module" else None
+
+    def _is_overwritten(self, node: fx.Node) -> bool:
+        """Tell whether something off the conv's path may have written into `node` before it."""
+        return len(node.users) > 1 and any(
+            self._writes_into(user, node) and self.order[user] < self.end for user in node.users
+        )
+
+    def _writes_into(self, user: fx.Node, node: fx.Node) -> bool:
+        if _argument(user) is not node:
+            return False
+        if user.op == "call_module":
+            return bool(getattr(self._module(user), "inplace", False))
+        name = str(getattr(user.target, "__name__", user.target))
+        is_inplace = name.endswith("_") and not name.endswith("__")
+        is_augmented = getattr(user.target, "__module__", "") == "_operator" and name[0] == "i"
+        settings = user.args[1:] if user.target in _ACTIVATION_FUNCTIONS else ()
+        is_told = any(value is True for value in (*settings, user.kwargs.get("inplace")))
+        return is_inplace or is_augmented or is_told
 
     @staticmethod
     def _activation(node: fx.Node, module: nn.Module | None) -> Activation | None:
@@ -191,26 +286,30 @@ class _Walk:
         if any(isinstance(value, fx.Node) for value in (*node.args[1:], *node.kwargs.values())):
             return None  # computed on the way: not a fixed function of one input
         if node.op == "call_method" and node.target in _ACTIVATION_METHODS:
-            return operator.methodcaller(str(node.target).rstrip("_"))
+            return _ACTIVATION_METHODS[str(node.target)]
         if node.op == "call_function" and node.target in _ACTIVATION_FUNCTIONS:
             function = cast(Callable[..., Tensor], node.target)
-            settings = _settings(function, node)
-            return functools.partial(function, **settings) if settings else function
+            kwargs = {key: value for key, value in node.kwargs.items() if key != "inplace"}
+            if is_relu(function) or not (node.args[1:] or kwargs):
+                return function
+            return _Configured(function, tuple(node.args[1:]), kwargs)
         return None
 
     @staticmethod
     def _keeps_mean(node: fx.Node, module: nn.Module | None) -> bool:
-        # Zeros that a pool averages in lower the mean.
+        # Zeros that a pool averages in lower the mean, and so does another divisor.
         unpadded = (0, (0,), (0, 0), (0, 0, 0))
         if isinstance(module, _AVERAGE_POOL_MODULES):
-            return module.padding in unpadded or not module.count_include_pad
+            is_padded = module.padding not in unpadded and module.count_include_pad
+            return not is_padded and getattr(module, "divisor_override", None) is None
         if module is not None:
             return type(module) in _MEAN_KEEPING_MODULES
         if node.op == "call_method":
             return node.target == "contiguous"
         if node.target in _AVERAGE_POOL_FUNCTIONS:
             padding = node.args[3] if len(node.args) > 3 else node.kwargs.get("padding", 0)
-            return padding in unpadded
+            divisor = node.args[6] if len(node.args) > 6 else node.kwargs.get("divisor_override")
+            return padding in unpadded and divisor is None
         return node.target in _MEAN_KEEPING_FUNCTIONS
 
     def _concat(
@@ -241,7 +340,7 @@ class _Walk:
         pad = node.args[1] if len(node.args) > 1 else node.kwargs.get("pad")
         mode = node.args[2] if len(node.args) > 2 else node.kwargs.get("mode", "constant")
         value = node.args[3] if len(node.args) > 3 else node.kwargs.get("value", None)
-        if not isinstance(pad, list | tuple) or _differs_by_channel(acts):
+        if not isinstance(pad, list | tuple) or len(pad) < 2 or _differs_by_channel(acts):
             return None
         # F.pad counts from the last axis: the pair behind the spatial ones is the channels'.
         *spatial, front, back = pad
@@ -273,22 +372,13 @@ def _compose(acts: tuple[Activation, ...]) -> Activation | None:
     return acts[0] if len(acts) == 1 else _Chain(acts)
 
 
-def _settings(function: Callable[..., Tensor], node: fx.Node) -> dict[str, Any]:
-    """Name the arguments of an activation behind its input; `inplace` changes no value."""
-    settings = dict(node.kwargs)
-    if len(node.args) > 1:
-        names = list(inspect.signature(function).parameters)
-        settings.update(zip(names[1:], node.args[1:], strict=False))
-    return {name: value for name, value in settings.items() if name not in ("input", "inplace")}
-
-
 def _differs_by_channel(acts: tuple[Activation, ...]) -> bool:
     return any(isinstance(act, nn.PReLU) and act.num_parameters > 1 for act in acts)
 
 
 def _constant(acts: tuple[Activation, ...], num_channels: int) -> ConstantMean:
-    act = _compose(acts)
-    value = 0.0 if act is None else float(act(torch.zeros(1)))
+    with torch.no_grad():
+        value = _Chain(acts)(torch.zeros(1)).item()
     return ConstantMean(value, num_channels)
 
 

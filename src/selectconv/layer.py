@@ -119,6 +119,7 @@ class SelectConvNd(nn.modules.conv._ConvNd):
         layer = cls.__new__(cls)
         # The dicts of hooks are shared, so that the handles that users hold still remove them.
         layer.__dict__.update(conv.__dict__)
+        layer.__dict__.pop("_compiled_call_impl", None)  # conv.compile(): it would run the conv
         for own in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             layer.__dict__[own] = conv.__dict__[own].copy()
         layer._start_allocation(reallocate)
@@ -151,8 +152,16 @@ class SelectConvNd(nn.modules.conv._ConvNd):
             self.register_buffer("observed_batches", batches)
         self._mean_source = source
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "mean_source":  # nn.Module would take in a module, past the property's checks
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def forward(self, input: Tensor) -> Tensor:
         """Convolve the rebuilt input; `input` itself is never written into."""
+        if not self._is_input(input):
+            return self._convolve(input, self.weight)  # refuses it, in torch's words
         if self.training and isinstance(self._mean_source, ObservedMean):
             self._observe(input)
         if torch.compiler.is_compiling():
@@ -279,10 +288,13 @@ class SelectConvNd(nn.modules.conv._ConvNd):
         """Close these slots by hand; those that are closed already stay so.
 
         Raises:
-            ValueError: a slot that the layer does not have; nothing was changed.
+            AllocationError: a slot that the layer does not have; nothing was changed.
+            TypeError: slots that are not integers.
         """
         closed = torch.as_tensor(slots)
-        if closed.numel() and (closed.is_floating_point() or closed.dtype == torch.bool):
+        if closed.numel() and (
+            closed.is_floating_point() or closed.is_complex() or closed.dtype == torch.bool
+        ):
             raise TypeError(f"`slots` must be integers, got {closed.dtype}.")
         self.apply_plan(LayerPlan(closed=closed.flatten().to("cpu", torch.int64)))
 
@@ -309,13 +321,18 @@ class SelectConvNd(nn.modules.conv._ConvNd):
             AllocationError: NaN or infinite weights or statistics.
             MeanSourceError: there is no `mean_source`, or it has seen nothing yet.
         """
+        check_choice("damage", damage, DAMAGES)
+        if self.shift is None:
+            rule = None
+        if gamma is None and rule is None:
+            return LayerPlan()
         matrix = self.ecdm(damage=damage)
         gate = self.gate
         closed = torch.empty(0, dtype=torch.int64, device=gate.device)
         if gamma is not None:
             closed = self._choose_closed(self._finite_necdm(matrix), gamma, protected)
             gate = gate.index_fill(0, closed, False)
-        if rule is None or self.shift is None or bool(gate.all()):
+        if rule is None or bool(gate.all()):
             return LayerPlan(closed=closed.cpu())
         necdm = self._finite_necdm(matrix.index_fill_(0, closed, 0.0))
         scores = realloc_scores(necdm, self.index, gate, rule.max_copies, rule.norm)
@@ -346,8 +363,14 @@ class SelectConvNd(nn.modules.conv._ConvNd):
                 raise AllocationError(
                     f"`{what}` names {outside[:5]}; the layer has 0 to {self.in_channels - 1}."
                 )
+        if len(plan.source) != len(plan.opened):
+            raise AllocationError(
+                f"{len(plan.opened)} slots to re-open need as many sources, got {len(plan.source)}."
+            )
         if len(plan.opened) == 0:
             return
+        if len(plan.opened.unique()) != len(plan.opened):
+            raise AllocationError(f"`opened` names a slot twice: {plan.opened.tolist()}.")
         if self.shift is None:
             raise AllocationError("the layer has reallocate=False: its slots cannot be re-opened.")
         if plan.shift is not None and tuple(plan.shift.shape) != (len(plan.opened), self._num_axes):
@@ -355,6 +378,8 @@ class SelectConvNd(nn.modules.conv._ConvNd):
                 f"shifts must have shape ({len(plan.opened)}, {self._num_axes}), "
                 f"got {tuple(plan.shift.shape)}."
             )
+        if plan.shift is not None and not bool(plan.shift.isfinite().all()):
+            raise AllocationError("shifts must be finite, got NaN or infinite ones.")
         still_open = self.gate.cpu().index_fill(0, plan.closed, False)[plan.opened]
         if bool(still_open.any()):
             raise AllocationError(f"slots {plan.opened[still_open].tolist()[:5]} are open already.")
@@ -367,6 +392,8 @@ class SelectConvNd(nn.modules.conv._ConvNd):
             AllocationError: the plan does not fit the layer; nothing was changed.
         """
         self.check_plan(plan)
+        # Drawn before anything changes: a seed may be refused.
+        weight = torch.zeros(()) if plan.weight_seed is None else self._draw_weight(plan)
         device = self.weight.device
         self.gate.index_fill_(0, plan.closed.to(device), False)
         if len(plan.opened) == 0 or self.shift is None:
@@ -378,7 +405,6 @@ class SelectConvNd(nn.modules.conv._ConvNd):
         self.index.index_copy_(0, opened, plan.source.to(device))
         shift = torch.zeros(1) if plan.shift is None else plan.shift
         self.shift[opened] = shift.to(self.shift)
-        weight = torch.zeros(()) if plan.weight_seed is None else self._draw_weight(plan)
         slots_of(self.weight, self.groups)[self._group_and_slot(opened)] = weight.to(self.weight)
 
     def zero_slots(self, tensor: Tensor, slots: Tensor) -> None:
@@ -458,6 +484,11 @@ class SelectConvNd(nn.modules.conv._ConvNd):
             last = size.shape[1] - 1 - size.flip(1).argmax(dim=1)  # the highest index among equals
             is_chosen.view(self.groups, -1)[spent, last[spent]] = False
         return is_chosen.nonzero().flatten()
+
+    def _is_input(self, x: Tensor) -> bool:
+        """Tell whether `x` is (N, I, ...) or unbatched (I, ...)."""
+        axes = self._num_axes
+        return x.ndim in (axes + 1, axes + 2) and x.shape[-axes - 1] == self.in_channels
 
     def _rerouted(self) -> Tensor:
         own = torch.arange(self.in_channels, device=self.index.device)

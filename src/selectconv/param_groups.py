@@ -29,6 +29,8 @@ def param_groups(
         >>> [len(group["params"]) for group in param_groups(torch.nn.Linear(2, 3))]
         [2]
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
     check_non_negative("weight_decay", weight_decay)
     check_non_negative("shift_weight_decay", shift_weight_decay)
     shift_ids = {

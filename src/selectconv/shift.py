@@ -67,10 +67,11 @@ def select_channels(
         <BLANKLINE>
                  [[2., 0.]]]])
     """
-    if not isinstance(x, Tensor) or x.ndim not in (3, 4, 5):
-        got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"`x` must be (N, C) and one to three spatial axes, got {got}.")
-    check_tensor("x", x, (None,) * x.ndim)
+    check_tensor("x", x, (None,) * getattr(x, "ndim", 0))
+    if x.ndim not in (3, 4, 5):
+        raise ValueError(
+            f"`x` must be (N, C) and one to three spatial axes, got {tuple(x.shape)}."
+        )
     check_tensor("index", index, (None,), torch.int64)
     slots = len(index)
     check_tensor("gate", gate, (slots,), torch.bool)
@@ -86,7 +87,8 @@ def select_channels(
                 f"`index` must name channels 0 to {x.shape[1] - 1} of `x`, got {low} to {high}."
             )
     rebuilt = reroute(x, index, shift, shifted)
-    return rebuilt.masked_fill(~gate.view(1, -1, *[1] * (x.ndim - 2)), 0.0)
+    # torch.where keeps the memory format; masked_fill makes its copy contiguous.
+    return torch.where(gate.view(1, -1, *[1] * (x.ndim - 2)), rebuilt, 0.0)
 
 
 def reroute(x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | None) -> Tensor:
@@ -101,13 +103,16 @@ def reroute(x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | No
     if len(slots) == 0:
         return taken
     moved = shift_channels(_take_channels(taken, slots), shift.index_select(0, slots))
-    return taken.index_copy(1, slots, moved)
+    # `taken` is a copy of our own; out of place, index_copy would make its copy contiguous.
+    return taken.index_copy_(1, slots, moved)
 
 
 def shift_channels(x: Tensor, b: Tensor) -> Tensor:
     """`shift2d` for any number of spatial axes: `x` (N, C, ...), `b` (C, axes); no checks."""
     # Offsets need their fraction: bfloat16 keeps 8 bits, so it is widened before anything else.
-    offset = b.to(torch.promote_types(b.dtype, torch.float32))
+    # With a float64 `x`, 1 - fraction in float32 would cost it half of its digits.
+    exact = torch.promote_types(torch.promote_types(x.dtype, b.dtype), torch.float32)
+    offset = b.to(exact)
     out = x
     for axis in range(x.ndim - 2):
         out = _shift_axis(out, offset[:, axis], axis + 2)

@@ -1,0 +1,130 @@
+"""Naive oracles for the paper's formulas: loops, high precision, sampling. Slow and obvious."""
+
+import itertools
+import math
+
+import mpmath
+import numpy as np
+
+
+def naive_shift2d(x, b):
+    """Section 2.2, word for word: x (N, C, H, W), b (C, 2)."""
+    x, b = np.asarray(x, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    out = np.zeros_like(x)
+    height, width = x.shape[2:]
+    for n, c in np.ndindex(x.shape[:2]):
+        for row in range(height):
+            for column in range(width):
+                for p in range(height):
+                    for q in range(width):
+                        out[n, c, row, column] += (
+                            x[n, c, p, q]
+                            * max(0.0, 1 - abs(row - p + b[c, 0]))
+                            * max(0.0, 1 - abs(column - q + b[c, 1]))
+                        )
+    return out
+
+
+def naive_shift(x, b):
+    """The same formula with any number of spatial axes: x (N, C, ...), b (C, axes)."""
+    x, b = np.asarray(x, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    out = np.zeros_like(x)
+    pixels = list(itertools.product(*(range(size) for size in x.shape[2:])))
+    for n, c in np.ndindex(x.shape[:2]):
+        for here, there in itertools.product(pixels, pixels):
+            kernel = 1.0
+            for i, j, offset in zip(here, there, b[c], strict=True):
+                kernel *= max(0.0, 1 - abs(i - j + offset))
+            out[(n, c, *here)] += x[(n, c, *there)] * kernel
+    return out
+
+
+def padded_slice(x, rows, columns):
+    """Shift (N, C, H, W) by whole pixels: pad with zeros, cut the window out."""
+    height, width = x.shape[2:]
+    padded = np.pad(x, [(0, 0), (0, 0), (abs(rows),) * 2, (abs(columns),) * 2])
+    top, left = abs(rows) + rows, abs(columns) + columns
+    return padded[:, :, top : top + height, left : left + width]
+
+
+def naive_select(x, gate, index, shift=None, shifted=None):
+    """SelectChannel, slot by slot: `g_i * shift(x[index_i], b_i)`."""
+    x = np.asarray(x, dtype=np.float64)
+    out = np.zeros((x.shape[0], len(index), *x.shape[2:]))
+    for slot, source in enumerate(index):
+        if gate[slot]:
+            channel = x[:, [int(source)]]
+            if shift is not None and shifted[slot]:
+                channel = naive_shift(channel, [[float(offset) for offset in shift[slot]]])
+            out[:, [slot]] = channel
+    return out
+
+
+def naive_ecdm(weight, mean, groups=1):
+    """Eq. (2), entry by entry, from a weight in torch's layout (O, I / groups, ...)."""
+    out = np.zeros((weight.shape[1] * groups, weight.shape[0]))
+    for slot, output, kernel in _connections(weight, groups):
+        out[slot, output] = float(mean[slot]) * sum(kernel)
+    return out
+
+
+def naive_rms_damage(weight, mean, var, groups=1):
+    """The root mean square of sum_k W_k X_k for independent pixels X_k, entry by entry."""
+    out = np.zeros((weight.shape[1] * groups, weight.shape[0]))
+    for slot, output, kernel in _connections(weight, groups):
+        spread = float(var[slot]) * sum(value * value for value in kernel)
+        out[slot, output] = math.sqrt(spread + (float(mean[slot]) * sum(kernel)) ** 2)
+    return out
+
+
+def _connections(weight, groups):
+    """Yield every (slot, output, kernel values) that a conv of this weight connects."""
+    outputs, width = weight.shape[:2]
+    for output in range(outputs):
+        group = output // (outputs // groups)
+        for j in range(width):
+            kernel = [float(value) for value in np.ravel(np.asarray(weight)[output, j])]
+            yield group * width + j, output, kernel
+
+
+def mp_relu(beta, gamma):
+    """Eq. (1) with 50 digits."""
+    with mpmath.workdps(50):
+        beta, gamma = mpmath.mpf(beta), abs(mpmath.mpf(gamma))
+        if gamma == 0:
+            return max(beta, mpmath.mpf(0))
+        return gamma * mpmath.npdf(beta / gamma) + beta * mpmath.ncdf(beta / gamma)
+
+
+def mp_square_relu(beta, gamma):
+    """`E[max(N(beta, gamma^2), 0)^2]` with 50 digits."""
+    with mpmath.workdps(50):
+        beta, gamma = mpmath.mpf(beta), abs(mpmath.mpf(gamma))
+        if gamma == 0:
+            return max(beta, mpmath.mpf(0)) ** 2
+        ratio = beta / gamma
+        inside = (beta**2 + gamma**2) * mpmath.ncdf(ratio)
+        return inside + beta * gamma * mpmath.npdf(ratio)
+
+
+def relative_error(value, exact):
+    """|value - exact| / |exact| with 50 digits; 0 if both are 0."""
+    with mpmath.workdps(50):
+        if exact == 0:
+            return abs(float(value))
+        return float(abs((mpmath.mpf(value) - exact) / exact))
+
+
+def quad_expectation(act, breaks, beta, gamma, power=1):
+    """`E[act(N(beta, gamma^2))^power]` by quadrature, split where `act` bends or jumps."""
+    if gamma == 0:
+        return float(act(beta)) ** power
+    ends = [-12.0, 12.0]  # beyond 12 standard deviations there is 4e-33
+    inside = [(at - beta) / gamma for at in breaks]
+    points = sorted({*ends, *(z for z in inside if ends[0] < z < ends[1])})
+
+    def integrand(z):
+        density = math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+        return float(act(beta + gamma * z)) ** power * density
+
+    return float(mpmath.fp.quad(integrand, points))

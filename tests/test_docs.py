@@ -1,0 +1,51 @@
+"""What the documentation says is run: code blocks, links, names."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import selectconv as sc
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [
+    pytest.param(block, id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_code_blocks_run(block, capsys):
+    # An error or a failed assert inside the block fails the test.
+    exec(compile(block, "docs", "exec"), {"__name__": "docs"})
+    assert "Error" not in capsys.readouterr().err
+
+
+def test_there_are_code_blocks_to_run():
+    assert len(BLOCKS) >= 3
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)]+)\)", page.read_text())
+    local = [link.split("#")[0] for link in links if not link.startswith(("http", "#"))]
+    assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+def test_every_public_name_is_in_the_api_page():
+    page = (ROOT / "docs" / "api.md").read_text()
+    missing = [name for name in sc.__all__ if f"`sc.{name}`" not in page]
+    missing += [name for name in sc.functional.__all__ if f"`{name}`" not in page]
+    assert missing == []
+
+
+@pytest.mark.parametrize("command", ["make demo", "make test"])
+def test_readme_starts_with_the_two_commands(command):
+    assert command in "\n".join((ROOT / "README.md").read_text().splitlines()[:20])
+
+
+def test_version_is_the_same_wherever_it_stands():
+    assert f'version = "{sc.__version__}"' in (ROOT / "pyproject.toml").read_text()
+    assert f"version: {sc.__version__}" in (ROOT / "CITATION.cff").read_text()

@@ -1,0 +1,417 @@
+"""Algorithms 1 and 2 as pure functions, and the plans they are written down in."""
+
+import importlib.util
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from oracles_allocation import (
+    count_readers,
+    most_closable,
+    naive_dealloc,
+    naive_scores,
+    realloc_outcomes,
+    top_candidates,
+)
+
+from selectconv import AllocationError, AllocationPlan
+from selectconv.allocation import (
+    LayerPlan,
+    ReallocRule,
+    choose_dealloc,
+    choose_sources,
+    realloc_scores,
+)
+
+# Norms in float64: the sum of a few squares in another order.
+NORM_TOLERANCE = 1e-12
+
+
+def random_necdm(slots, outputs, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    matrix = torch.rand(slots, outputs, dtype=torch.float64, generator=generator).pow(3)
+    return matrix / matrix.sum(dim=0)
+
+
+def readers_of(index, gate):
+    index, gate = index.tolist(), gate.tolist()
+    return {channel: count_readers(index, gate, channel) for channel in range(len(index))}
+
+
+# Algorithm 1
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.01, 0.1, 0.35, 0.7, 1.0])
+@pytest.mark.parametrize(("slots", "outputs"), [(1, 1), (5, 3), (12, 1), (16, 4), (30, 9)])
+def test_choose_dealloc_equals_the_naive_loop(slots, outputs, gamma):
+    for seed in range(5):
+        necdm = random_necdm(slots, outputs, seed)
+        assert choose_dealloc(necdm, gamma).tolist() == naive_dealloc(necdm.tolist(), gamma)
+
+
+@pytest.mark.parametrize(
+    ("rows", "gamma", "chosen"),
+    [
+        pytest.param([[0.25], [0.25], [0.5]], 0.5, [0, 1], id="a sum equal to gamma is inside"),
+        pytest.param([[0.25], [0.25], [0.5]], 0.4999, [0], id="a sum just above gamma is outside"),
+        pytest.param([[0.25], [0.25], [0.25], [0.25]], 0.5, [0, 1], id="ties to the lower index"),
+        pytest.param([[0.5], [0.25], [0.25]], 1.0, [0, 1, 2], id="all fit"),
+        pytest.param([[0.5], [0.0], [0.5], [0.0]], 0.0, [1, 3], id="gamma 0 takes zero rows only"),
+        pytest.param([[0.75, 0.5], [0.25, 0.5]], 0.2, [], id="none fits"),
+        pytest.param(
+            [[0.25, 0.0], [0.3125, 0.0], [0.0, 0.375], [0.4375, 0.625]],
+            0.4,
+            [0],
+            id="stops at the first that does not fit, even if a later one would",
+        ),
+        pytest.param(
+            [[0.25, 0.25], [0.5, 0.0], [0.25, 0.75]], 0.5, [0], id="one output is enough to stop"
+        ),
+        pytest.param([[], [], []], 0.5, [0, 1, 2], id="no outputs"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_choose_dealloc_by_hand(rows, gamma, chosen, dtype):
+    result = choose_dealloc(torch.tensor(rows, dtype=dtype), gamma)
+    assert result.tolist() == chosen
+    assert result.dtype == torch.int64
+
+
+def test_choose_dealloc_of_no_slots_is_empty():
+    assert choose_dealloc(torch.empty(0, 3), 0.5).tolist() == []
+
+
+def test_a_gamma_that_float32_cannot_hold_still_meets_the_sum_it_names():
+    # 0.1 rounds up in float32: the row holds gamma as float32 sees it.
+    assert choose_dealloc(torch.tensor([[0.1], [0.9]]), 0.1).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("gamma", "error"),
+    [
+        (math.nan, ValueError),
+        (-0.1, ValueError),
+        (1.1, ValueError),
+        (math.inf, ValueError),
+        (True, TypeError),
+        ("0.1", TypeError),
+        (None, TypeError),
+    ],
+)
+def test_choose_dealloc_refuses_gammas_outside_0_to_1(gamma, error):
+    with pytest.raises(error, match=rf"`gamma` must be .*\[0, 1\], got {gamma!r}"):
+        choose_dealloc(torch.rand(3, 2), gamma)
+
+
+@pytest.mark.parametrize(
+    ("necdm", "error", "message"),
+    [
+        (torch.rand(3), ValueError, r"`necdm` must have shape \(\*, \*\), got \(3,\)"),
+        (torch.ones(3, 2, dtype=torch.int64), TypeError, "`necdm` .* got torch.int64"),
+        ([[0.5]], TypeError, "`necdm` must be a tensor, got list"),
+    ],
+)
+def test_choose_dealloc_refuses_what_is_no_matrix(necdm, error, message):
+    with pytest.raises(error, match=message):
+        choose_dealloc(necdm, 0.1)
+
+
+@pytest.mark.parametrize(("slots", "outputs"), [(6, 1), (8, 3), (10, 2)])
+def test_the_greedy_choice_never_beats_the_optimum(slots, outputs):
+    for seed in range(5):
+        necdm = random_necdm(slots, outputs, seed)
+        for gamma in (0.05, 0.3):
+            greedy, best = len(choose_dealloc(necdm, gamma)), most_closable(necdm.tolist(), gamma)
+            assert greedy <= best
+            # With one output the lightest slots are the best choice.
+            assert outputs > 1 or greedy == best
+
+
+def test_the_greedy_choice_can_miss_the_optimum():
+    necdm = [[0.5, 0.0], [0.0, 0.53125], [0.5, 0.46875]]  # order 0, 2, 1: stops at 2
+    assert choose_dealloc(torch.tensor(necdm), 0.625).tolist() == [0]
+    assert most_closable(necdm, 0.625) == 2
+
+
+@pytest.fixture(scope="module")
+def greedy_gap():
+    path = Path(__file__).parents[2] / "benchmarks" / "greedy_gap.py"
+    spec = importlib.util.spec_from_file_location("greedy_gap", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_benchmarks_optimum_is_the_exact_one(greedy_gap):
+    for seed in range(5):
+        signed = torch.randn(7, 2, generator=torch.Generator().manual_seed(seed)).double() / 7
+        for gamma in (0.0, 0.1, 0.4):
+            found = greedy_gap.largest_fitting_subset(signed.numpy(), gamma)
+            assert found == most_closable(signed.tolist(), gamma)
+
+
+def test_the_benchmark_measures_the_gap_and_prints_it(greedy_gap, capsys):
+    row = greedy_gap.measure_gap(slots=10, outputs=4, gamma=0.3, trials=5, seed=0)
+    assert 0 <= row.abs_mean_gap <= row.abs_worst_gap
+    assert row.greedy <= row.abs_best < row.signed_best  # signs cancel: more slots fit
+    greedy_gap.main(["--trials", "1", "--json"])
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["slots"], row["outputs"], row["gamma"]) for row in rows] == list(greedy_gap.CASES)
+    greedy_gap.main(["--trials", "1"])
+    assert len(capsys.readouterr().out.splitlines()) == 2 + len(greedy_gap.CASES)
+
+
+# Algorithm 2: scores
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+@pytest.mark.parametrize("max_copies", [None, 1, 2, 3])
+@pytest.mark.parametrize("with_gate", [False, True])
+def test_realloc_scores_equal_the_naive_ones(norm, max_copies, with_gate):
+    necdm = random_necdm(8, 3)
+    index = torch.tensor([0, 1, 0, 0, 1, 5, 0, 7])
+    gate = torch.tensor([1, 1, 1, 1, 0, 1, 0, 1], dtype=torch.bool) if with_gate else None
+    expected = naive_scores(
+        necdm.tolist(), index.tolist(), [True] * 8 if gate is None else gate.tolist(),
+        max_copies, norm,
+    )  # fmt: skip
+    scores = realloc_scores(necdm, index, gate, max_copies, norm)
+    assert scores.tolist() == pytest.approx(expected, rel=NORM_TOLERANCE, abs=0)
+
+
+def test_a_channel_scores_until_it_is_read_by_more_than_max_copies():
+    necdm = torch.full((4, 1), 0.25)
+    index = torch.tensor([0, 0, 0, 3])
+    closed_reader = torch.tensor([True, True, False, True])
+    assert realloc_scores(necdm, index, None, 3).tolist() == [0.25] * 4
+    assert realloc_scores(necdm, index, None, 2).tolist() == [0, 0, 0, 0.25]
+    # A closed slot reads nothing.
+    assert realloc_scores(necdm, index, closed_reader, 2).tolist() == [0.25, 0.25, 0, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"norm": "l1"}, ValueError, "`norm` must be one of l2, linf; got 'l1'"),
+        ({"max_copies": 0}, ValueError, "`max_copies` must be at least 1, got 0"),
+        ({"max_copies": 2.0}, TypeError, "`max_copies` must be an integer .* got 2.0"),
+        ({"max_copies": True}, TypeError, "`max_copies` must be an integer .* got True"),
+        ({"gate": torch.ones(3)}, TypeError, "`gate` must have dtype torch.bool, got torch.float"),
+        ({"gate": torch.ones(2, dtype=torch.bool)}, ValueError, r"`gate` .* \(3\), got \(2,\)"),
+        ({"index": torch.arange(4)}, ValueError, r"`index` must have shape \(3\), got \(4,\)"),
+        ({"index": torch.zeros(3)}, TypeError, "`index` must have dtype torch.int64"),
+        ({"necdm": torch.rand(3)}, ValueError, "`necdm` must have shape"),
+    ],
+)
+def test_realloc_scores_refuse_bad_arguments(arguments, error, message):
+    accepted = {"necdm": torch.rand(3, 2), "index": torch.arange(3)}
+    with pytest.raises(error, match=message):
+        realloc_scores(**{**accepted, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"top_k": 0}, ValueError, "`top_k` must be at least 1, got 0"),
+        ({"top_k": 1.5}, TypeError, "`top_k` must be an integer"),
+        ({"max_copies": 0}, ValueError, "`max_copies` must be at least 1, got 0"),
+        ({"init": "zeros"}, ValueError, "`init` must be one of zero, random; .* mean 'zero'"),
+        ({"max_shift": -1.0}, ValueError, "`max_shift` must be finite and not negative, got -1.0"),
+        ({"max_shift": math.nan}, ValueError, "`max_shift` must be finite and not negative"),
+        ({"max_shift": "1"}, TypeError, "`max_shift` must be a non-negative number, got '1'"),
+        ({"norm": "max"}, ValueError, "`norm` must be one of l2, linf; got 'max'"),
+    ],
+)
+def test_a_realloc_rule_refuses_bad_constants(arguments, error, message):
+    with pytest.raises(error, match=message):
+        ReallocRule(**arguments)
+
+
+# Algorithm 2: sources. A case: scores, index, gate, K, N_max.
+CASES = {
+    "one candidate, cap within the call": ([5, 1, 0, 0, 0], [0, 1, 2, 3, 4], "11000", 1, 2),
+    "two candidates, one fills up": ([5, 4, 0, 0, 0], [0, 1, 2, 3, 4], "11000", 2, 2),
+    "both fill up, a slot stays closed": ([5, 4, 0, 0, 0], [0, 1, 2, 3, 4], "11000", 2, 1),
+    "two candidates read one channel": ([5, 4, 3, 0, 0], [0, 0, 2, 3, 4], "11100", 3, 2),
+    "no cap": ([5, 4, 3, 0, 0], [0, 1, 2, 3, 4], "11100", 3, None),
+    "fewer candidates than K": ([0, 4, 3, 0, 0], [0, 1, 2, 3, 4], "11100", 5, 1),
+    "a source that reads another channel": ([5, 4, 0, 0], [3, 1, 2, 0], "1100", 2, 3),
+    "closed slots in between": ([0, 5, 0, 4, 0, 0], [0, 1, 1, 3, 4, 5], "010100", 2, 2),
+}
+TRIALS = 2000
+# Pearson's statistic has mean df and deviation sqrt(2 df); five deviations, for a fixed seed.
+DEVIATIONS = 5
+
+
+def as_tensors(case):
+    scores, index, bits, top_k, max_copies = case
+    gate = torch.tensor([bit == "1" for bit in bits])
+    rule = ReallocRule(top_k=top_k, max_copies=max_copies)
+    return torch.tensor(scores, dtype=torch.float32), torch.tensor(index), gate, rule
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_choose_sources_follows_the_sequential_algorithm_in_distribution(case):
+    scores, index, gate, rule = as_tensors(case)
+    expected = realloc_outcomes(case[0], case[1], gate.tolist(), rule.top_k, rule.max_copies)
+    generator = torch.Generator().manual_seed(0)
+    seen = Counter()
+    for _ in range(TRIALS):
+        opened, source = choose_sources(scores, index, gate, rule, generator)
+        seen[tuple(zip(opened.tolist(), source.tolist(), strict=True))] += 1
+    assert set(seen) == set(expected)  # nothing impossible, and nothing possible left out
+    pearson = sum(
+        (seen[outcome] - TRIALS * float(chance)) ** 2 / (TRIALS * float(chance))
+        for outcome, chance in expected.items()
+    )
+    freedom = len(expected) - 1
+    assert pearson <= freedom + DEVIATIONS * math.sqrt(2 * freedom)
+
+
+def test_a_full_channel_leaves_room_for_nobody_else():
+    # C is the two best; they fill up after one copy each and the third best does not step in.
+    scores, index = torch.tensor([3.0, 2.0, 1.0, 0.0, 0.0, 0.0]), torch.arange(6)
+    gate = torch.tensor([True, True, True, False, False, False])
+    opened, source = choose_sources(scores, index, gate, ReallocRule(top_k=2, max_copies=1))
+    assert opened.tolist() == [3, 4]
+    assert sorted(source.tolist()) == [0, 1]
+
+
+@pytest.mark.parametrize("max_copies", [None, 4])
+def test_without_a_candidate_slots_stay_closed(max_copies):
+    gate = torch.tensor([True, False, False])
+    rule = ReallocRule(max_copies=max_copies)
+    for chosen in choose_sources(torch.zeros(3), torch.arange(3), gate, rule):
+        assert chosen.tolist() == []
+        assert chosen.dtype == torch.int64
+
+
+@pytest.mark.parametrize("max_copies", [None, 1, 2, 7])
+@pytest.mark.parametrize("top_k", [1, 3, 20])
+def test_choose_sources_keeps_its_invariants(top_k, max_copies):
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        index = torch.randint(16, (16,), generator=generator)
+        gate = torch.rand(16, generator=generator) < 0.5
+        necdm = random_necdm(16, 3)
+        scores = realloc_scores(necdm, index, gate, max_copies)
+        rule = ReallocRule(top_k=top_k, max_copies=max_copies)
+        opened, source = choose_sources(scores, index, gate, rule, generator)
+
+        free = (~gate).nonzero().flatten().tolist()
+        assert opened.tolist() == free[: len(opened)]
+        candidates = top_candidates(scores.tolist(), top_k)
+        # Channels, as the candidates read them: never a candidate's own number, never a chain.
+        assert set(source.tolist()) <= {int(index[slot]) for slot in candidates}
+        new_index, new_gate = index.clone(), gate.clone()
+        new_index[opened], new_gate[opened] = source, True
+        before, after = readers_of(index, gate), readers_of(new_index, new_gate)
+        if max_copies is None:
+            assert len(opened) == (len(free) if candidates else 0)
+            continue
+        assert all(after[c] <= max(max_copies + 1, before[c]) for c in after)
+        if len(opened) < len(free):  # only a C in which every channel is full leaves slots closed
+            assert all(after[int(index[slot])] > max_copies for slot in candidates)
+
+
+@pytest.mark.parametrize("max_copies", [None, 3])
+def test_choose_sources_draws_from_the_generator_only(max_copies):
+    scores, index, gate = torch.arange(12.0), torch.arange(12), torch.arange(12) > 5
+    rule = ReallocRule(max_copies=max_copies)
+
+    def draw(seed):
+        return choose_sources(scores, index, gate, rule, torch.Generator().manual_seed(seed))[1]
+
+    before = torch.get_rng_state()
+    assert torch.equal(draw(1), draw(1))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert any(not torch.equal(draw(1), draw(seed)) for seed in range(2, 6))
+    choose_sources(scores, index, gate, rule)  # without one: torch's global generator
+    assert not torch.equal(torch.get_rng_state(), before)
+
+
+# Plans
+
+PLANS = {
+    "empty": LayerPlan(),
+    "closing": LayerPlan(closed=torch.tensor([3, 1])),
+    "shifted": LayerPlan(
+        closed=torch.tensor([0]),
+        opened=torch.tensor([0, 4]),
+        source=torch.tensor([2, 2]),
+        # float32 values without a short decimal: the round trip must not lose a bit.
+        shift=torch.tensor([[1 / 3, -math.pi / 2], [1e-8, 0.1]]),
+    ),
+    "random weights": LayerPlan(
+        opened=torch.tensor([4]), source=torch.tensor([2]), weight_seed=2**61 + 1
+    ),
+}
+
+
+def assert_same_plan(plan, expected):
+    for name in ("closed", "opened", "source", "shift"):
+        ours, theirs = getattr(plan, name), getattr(expected, name)
+        if theirs is None:
+            assert ours is None
+        else:
+            assert ours.dtype == theirs.dtype
+            assert torch.equal(ours, theirs)
+    assert plan.weight_seed == expected.weight_seed
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
+def test_a_layer_plan_survives_json_bit_for_bit(plan):
+    assert_same_plan(LayerPlan.from_dict(json.loads(json.dumps(plan.to_dict()))), plan)
+
+
+def test_an_allocation_plan_survives_json_layer_by_layer():
+    plan = AllocationPlan(dict(PLANS))
+    read = AllocationPlan.from_dict(json.loads(json.dumps(plan.to_dict())))
+    assert [name for name, _ in read] == list(PLANS)
+    for name, layer_plan in read:
+        assert_same_plan(layer_plan, PLANS[name])
+
+
+def test_a_plan_is_true_when_it_changes_something():
+    assert not PLANS["empty"]
+    assert PLANS["closing"]
+    assert PLANS["random weights"]
+    assert not AllocationPlan()
+    assert not AllocationPlan({"conv": LayerPlan()})
+    assert AllocationPlan({"conv": PLANS["closing"]})
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param({}, id="no keys"),
+        pytest.param({"closed": []}, id="no opened"),
+        pytest.param({"opened": []}, id="no closed"),
+        pytest.param({"closed": 3, "opened": []}, id="closed is no list"),
+        pytest.param({"closed": ["a"], "opened": []}, id="a slot is a word"),
+        pytest.param({"closed": [2.7], "opened": []}, id="a slot is a fraction"),
+        pytest.param({"closed": [math.inf], "opened": []}, id="a slot is infinite"),
+        pytest.param({"closed": [2**70], "opened": []}, id="a slot beyond int64"),
+        pytest.param({"closed": [], "opened": [[0, 1]]}, id="a row of two"),
+        pytest.param({"closed": [], "opened": [[0, 1, "x"]]}, id="a shift is a word"),
+        pytest.param({"closed": [], "opened": [[0, 1, [0.5]], [2, 1, [0.5, 1]]]}, id="ragged"),
+        pytest.param({"closed": [], "opened": [[0, 1, None], [2, 1, [0.5, 1]]]}, id="mixed"),
+        pytest.param({"closed": [], "opened": [], "weight_seed": "x"}, id="a seed is a word"),
+        pytest.param(None, id="null"),
+        pytest.param([1, 2], id="a list"),
+    ],
+)
+def test_malformed_plans_are_refused(plan):
+    with pytest.raises(AllocationError, match="reading it failed"):
+        LayerPlan.from_dict(plan)
+    with pytest.raises(AllocationError, match="reading it failed"):
+        AllocationPlan.from_dict({"conv": plan})
+
+
+@pytest.mark.parametrize("plan", [None, [1], "conv"])
+def test_an_allocation_plan_must_be_a_dict(plan):
+    with pytest.raises(AllocationError, match=f"dict by layer, got {type(plan).__name__}"):
+        AllocationPlan.from_dict(plan)

@@ -1,0 +1,757 @@
+import copy
+import json
+import math
+
+import pytest
+import torch
+from tiny_models import (
+    allocation_of,
+    assert_same,
+    conv_net,
+    dense_net,
+    images,
+    outputs,
+    select_layers,
+    silence,
+    snapshot,
+    train,
+    weights_of,
+)
+from torch import nn
+
+import selectconv as sc
+from selectconv import allocator as allocator_module
+
+MAX_SHIFT = 1.5  # the paper's
+# Adding products with zero weights may change the order of float32 sums: a few units in the last
+# place of outputs near 1.
+ROUNDING = 1e-5
+# The standard deviation of n draws has a relative standard error of 1 / sqrt(2 n); n is above 2000,
+# so this is six of them.
+SAMPLING = 0.1
+
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(
+        parameters, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01
+    ),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, amsgrad=True),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.001, momentum=0.9),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.01),
+}
+
+
+def allocator_for(model, optimizer=None, **arguments):
+    return sc.ChannelAllocator(model, optimizer, **{"total_epochs": 20, **arguments})
+
+
+def trained_pair(name="sgd"):
+    """A model with silent slots and an optimizer that has gathered state in real training."""
+    model = conv_net()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    train(model, optimizer)
+    return model, optimizer, silence(model)
+
+
+def twin_of(model, optimizer, name="sgd"):
+    """A copy of a model and its optimizer, which share no tensor with them."""
+    twin = copy.deepcopy(model)
+    for parameter, original in zip(twin.parameters(), model.parameters(), strict=True):
+        parameter.grad = copy.deepcopy(original.grad)
+    twin_optimizer = OPTIMIZERS[name](twin.parameters())
+    twin_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    return twin, twin_optimizer
+
+
+# What each mode does
+
+
+@pytest.mark.parametrize("mode", ["select", "zero", "random"])
+def test_reopening_modes_move_exactly_the_silent_slots(mode):
+    model = conv_net()
+    silent = silence(model)
+    before = copy.deepcopy(select_layers(model))
+    report = allocator_for(model, mode=mode).step(0)
+    assert report.deallocated == report.reallocated == silent
+    for name, layer in select_layers(model).items():
+        slots = silent[name]
+        others = [slot for slot in range(layer.in_channels) if slot not in slots]
+        assert layer.gate.all()
+        assert layer.moved.nonzero().flatten().tolist() == slots
+        assert layer.shifted.nonzero().flatten().tolist() == (slots if mode == "select" else [])
+        assert set(layer.index[slots].tolist()) <= set(others), "reads a channel that was open"
+        assert layer.index[others].tolist() == others
+        assert_same(weights_of(layer, others), weights_of(before[name], others))
+        assert bool((weights_of(layer, slots) == 0).all()) == (mode != "random")
+        drawn = layer.shift.detach()[slots]
+        assert bool((drawn != 0).all()) == (mode == "select")
+        assert drawn.abs().max() <= MAX_SHIFT
+        assert not layer.shift[others].any()
+
+
+@pytest.mark.parametrize("build", [conv_net, dense_net])
+def test_dealloc_mode_only_closes(build):
+    model = build()
+    silent = silence(model)
+    expected = copy.deepcopy(dict(model.state_dict()))
+    for name, slots in silent.items():
+        expected[f"{name}.gate"][slots] = False
+    report = allocator_for(model, mode="dealloc").step(0)
+    assert (report.deallocated, report.reallocated) == (silent, {})
+    assert_same(dict(model.state_dict()), expected)
+
+
+def test_layers_that_do_not_reallocate_stay_closed_in_select_mode():
+    model = dense_net()
+    silent = silence(model)
+    report = allocator_for(model).step(0)
+    assert report.deallocated == silent
+    reopening = {name for name, layer in select_layers(model).items() if layer.shift is not None}
+    assert 0 < len(reopening) < len(silent)
+    assert set(report.reallocated) == reopening
+
+
+def test_shift_mode_draws_a_shift_for_every_slot_and_never_allocates():
+    model = dense_net()
+    silence(model)
+    before = copy.deepcopy(dict(model.state_dict()))
+    allocator = allocator_for(model, mode="shift")
+    shifts = []
+    for name, layer in select_layers(model).items():
+        if layer.shift is not None:
+            shifts.append(layer.shift.detach().flatten())
+            before[f"{name}.shift"].copy_(layer.shift)
+            before[f"{name}.shifted"].fill_(True)
+    drawn = torch.cat(shifts)
+    assert drawn.unique().numel() == drawn.numel()
+    # With n draws from U[-1.5, 1.5] the largest falls below 1.2 with probability 0.8^n: n > 60.
+    assert 1.2 < drawn.abs().max() <= MAX_SHIFT
+    assert drawn.min() < 0 < drawn.max()
+    assert not allocator.preview()
+    assert not allocator.step(0)
+    assert_same(dict(model.state_dict()), before)
+
+
+def test_shifts_are_drawn_once_not_again_for_a_loaded_model():
+    model = conv_net()
+    follower = copy.deepcopy(model)
+    allocator_for(model, mode="shift", seed=1, followers=[follower])
+    drawn = copy.deepcopy(dict(model.state_dict()))
+    assert_same(dict(follower.state_dict()), drawn)
+    loaded = conv_net()
+    loaded.load_state_dict(drawn)
+    allocator_for(loaded, mode="shift", seed=2)
+    assert_same(dict(loaded.state_dict()), drawn)
+
+
+def test_none_mode_changes_nothing_and_takes_plain_models_too():
+    model = conv_net()
+    silence(model)
+    before = snapshot(model)
+    allocator = allocator_for(model, mode="none")
+    assert not allocator.preview()
+    assert not allocator.step(0)
+    assert_same(snapshot(model), before)
+    assert not allocator_for(conv_net(convert=False), mode="none").step(0)
+
+
+@pytest.mark.parametrize("weight_std", [None, 0.02])
+def test_random_mode_draws_from_the_layers_own_initialisation(weight_std):
+    layer = sc.SelectConv2d(128, 64, 1)
+    layer.weight_std = weight_std
+    layer.mean_source = sc.BatchNormMean(nn.BatchNorm2d(128), torch.relu)
+    model = nn.ModuleList([layer, layer.mean_source.bn])
+    slots = silence(model, fraction=0.5)["0"]
+    allocator_for(model, mode="random").step(0)
+    drawn = weights_of(layer, slots)
+    bound = 128**-0.5  # torch's: U(-1 / sqrt(fan in), 1 / sqrt(fan in))
+    expected = bound / math.sqrt(3) if weight_std is None else weight_std
+    assert drawn.std().item() == pytest.approx(expected, rel=SAMPLING)
+    assert drawn.mean().abs() < SAMPLING * expected
+    if weight_std is None:
+        assert 0.95 * bound < drawn.abs().max() <= bound
+
+
+# The schedule and the report
+
+
+@pytest.mark.parametrize(
+    ("total_epochs", "stop_at", "acting"),
+    [(4, 0.5, [0, 1]), (5, 0.5, [0, 1, 2]), (1, 0.5, [0]), (3, 0.0, []), (3, 1.0, [0, 1, 2])],
+)
+def test_steps_act_in_the_first_part_of_the_training(total_epochs, stop_at, acting):
+    model = conv_net()
+    allocator = allocator_for(model, total_epochs=total_epochs, stop_at=stop_at)
+    acted = []
+    for epoch in range(total_epochs):
+        silence(model)  # the slots re-opened before, too: there is always something to do
+        report = allocator.step(epoch)
+        assert report.epoch == epoch
+        assert bool(report) == bool(report.deallocated)
+        acted += [epoch] if report else []
+    assert acted == acting
+
+
+def test_an_epoch_is_stepped_once_and_in_order_but_may_be_skipped():
+    allocator = allocator_for(conv_net())
+    allocator.step(0)
+    allocator.step(3)
+    for epoch in (3, 2):
+        with pytest.raises(sc.AllocationError, match=f"`epoch` {epoch} .*the last was 3"):
+            allocator.step(epoch)
+    with pytest.raises(ValueError, match="`epoch`.*-1"):
+        allocator.step(-1)
+    with pytest.raises(TypeError, match=r"`epoch`.*1\.5"):
+        allocator.step(1.5)
+    allocator.step(4)
+
+
+def test_a_report_is_false_when_nothing_changed_and_reads_as_a_sentence():
+    model = conv_net()
+    allocator = allocator_for(model, mode="dealloc")
+    nothing = allocator.step(0)
+    assert not nothing
+    assert (nothing.deallocated, nothing.reallocated) == ({}, {})
+    assert str(nothing) == "epoch 0: 0 slots de-allocated, 0 re-allocated in 0 layers"
+    silence(model)  # 3 slots in each of two layers
+    assert str(allocator.step(1)) == "epoch 1: 6 slots de-allocated, 0 re-allocated in 2 layers"
+    assert str(allocator.realloc()) == "0 slots de-allocated, 6 re-allocated in 2 layers"
+
+
+@pytest.mark.parametrize("mode", ["select", "zero", "random", "dealloc"])
+def test_preview_tells_what_the_next_step_does_and_changes_nothing(mode):
+    model, optimizer, silent = trained_pair()
+    allocator = allocator_for(model, optimizer, mode=mode, grace=1)
+    for epoch in range(3):  # grace protects at the second step, not at the third
+        before = snapshot(model, optimizer, allocator)
+        preview = allocator.preview()
+        assert_same(snapshot(model, optimizer, allocator), before)
+        report = allocator.step(epoch)
+        assert report.plan.to_dict() == preview.plan.to_dict()
+        if epoch == 0:
+            assert preview.deallocated == silent
+
+
+def test_steps_draw_no_global_random_numbers_and_repeat_with_the_seed():
+    def states(seed, noise):
+        torch.manual_seed(0)
+        model = conv_net()
+        silence(model)
+        torch.manual_seed(noise)
+        before = torch.get_rng_state()
+        allocator_for(model, seed=seed, mode="select").step(0)
+        assert_same(torch.get_rng_state(), before)
+        return dict(model.state_dict())
+
+    first = states(seed=3, noise=1)
+    assert_same(states(seed=3, noise=2), first)
+    other = states(seed=4, noise=1)
+    assert not torch.equal(other["conv1.shift"], first["conv1.shift"])
+
+
+# On demand, grace
+
+
+@pytest.mark.parametrize("mode", ["select", "none"])
+def test_dealloc_and_realloc_on_demand_work_in_any_mode_and_after_the_schedule(mode):
+    model = conv_net()
+    silent = silence(model)
+    allocator = allocator_for(model, mode=mode, total_epochs=1, stop_at=0.0)
+    allocator.step(0)
+    closed = allocator.dealloc()
+    assert (closed.epoch, closed.deallocated, closed.reallocated) == (None, silent, {})
+    for name, layer in select_layers(model).items():
+        assert (~layer.gate).nonzero().flatten().tolist() == silent[name]
+    opened = allocator.realloc()
+    assert (opened.epoch, opened.deallocated, opened.reallocated) == (None, {}, silent)
+    assert all(layer.gate.all() for layer in select_layers(model).values())
+    assert not allocator.realloc()
+    assert allocator.step(1).epoch == 1  # on demand is no epoch
+
+
+@pytest.mark.parametrize("grace", [0, 1, 2])
+def test_a_reopened_slot_is_safe_for_as_many_steps_as_grace_says(grace):
+    model = conv_net()
+    silent = silence(model)
+    allocator = allocator_for(model, grace=grace)
+    # Nothing trains the zeros of re-opened slots, so they close again as soon as they may.
+    closed_at = [epoch for epoch in range(6) if allocator.step(epoch).deallocated == silent]
+    assert closed_at == list(range(0, 6, grace + 1))
+
+
+def test_grace_also_holds_on_demand_and_survives_a_restart():
+    model = conv_net()
+    silent = silence(model)
+    allocator = allocator_for(model, grace=1)
+    allocator.step(0)
+    restarted = allocator_for(model, grace=1)
+    restarted.load_state_dict(allocator.state_dict())
+    for one in (allocator, restarted):
+        assert not one.dealloc()
+        assert not one.step(1)
+    assert restarted.step(2).deallocated == silent
+
+
+# Plans
+
+
+@pytest.mark.parametrize("mode", ["select", "zero", "random", "dealloc"])
+def test_a_plan_read_from_json_repeats_the_step_bit_by_bit(mode):
+    model, optimizer, _ = trained_pair()
+    fresh, fresh_optimizer = twin_of(model, optimizer)
+    report = allocator_for(model, optimizer, mode=mode).step(0)
+    line = json.dumps(report.plan.to_dict())
+    replaying = allocator_for(fresh, fresh_optimizer, seed=9)
+    replaying.apply(sc.AllocationPlan.from_dict(json.loads(line)))
+    assert_same(snapshot(fresh, fresh_optimizer), snapshot(model, optimizer))
+
+
+def wider():
+    model = conv_net(width=16)
+    silence(model)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("plan_of", "message"),
+    [
+        (dense_net, r"layers that the model does not have: \['blocks\.0\.0\.pointwise\.conv'"),
+        (wider, r"`conv1`: `closed` names \[13\]; the layer has 0 to 11"),
+    ],
+)
+def test_a_plan_for_another_architecture_is_refused(plan_of, message):
+    other = plan_of()
+    silence(other)
+    plan = allocator_for(other).preview().plan
+    model, optimizer, _ = trained_pair()
+    allocator = allocator_for(model, optimizer)
+    before = snapshot(model, optimizer, allocator)
+    with pytest.raises(sc.AllocationError, match=message):
+        allocator.apply(plan)
+    assert_same(snapshot(model, optimizer, allocator), before)
+
+
+def test_a_plan_that_fits_only_the_first_layer_changes_nothing():
+    model = conv_net()
+    allocator = allocator_for(model)
+    before = snapshot(model)
+    plan = {
+        "conv1": {"closed": [0], "opened": [[0, 2, None]]},
+        "conv2": {"closed": [0], "opened": [[1, 2, None]]},
+    }
+    with pytest.raises(sc.AllocationError, match=r"`conv2`: slots \[1\] are open already"):
+        allocator.apply(sc.AllocationPlan.from_dict(plan))
+    assert_same(snapshot(model), before)
+
+
+# The function is preserved, and the optimizer forgets
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_reallocation_preserves_the_function_also_over_an_optimizer_step(name):
+    model, optimizer, silent = trained_pair(name)
+    allocator = allocator_for(model, optimizer)
+    assert allocator.dealloc().deallocated == silent
+    twin, twin_optimizer = twin_of(model, optimizer, name)
+    assert allocator.realloc().reallocated == silent
+    torch.testing.assert_close(outputs(model), outputs(twin), rtol=0, atol=ROUNDING)
+
+    moved_by_momentum = outputs(twin)
+    for parameters, one in ((model, optimizer), (twin, twin_optimizer)):
+        for parameter in parameters.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        one.step()
+    for layer_name, layer in select_layers(model).items():
+        assert not weights_of(layer, silent[layer_name]).any()
+    torch.testing.assert_close(outputs(model), outputs(twin), rtol=0, atol=ROUNDING)
+    if name != "adagrad":  # which keeps no momentum
+        assert (outputs(twin) - moved_by_momentum).abs().max() > 100 * ROUNDING
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_optimizer_forgets_reopened_slots_and_nothing_else(name):
+    model, optimizer, silent = trained_pair(name)
+    allocator = allocator_for(model, optimizer)
+    expected = snapshot(model, optimizer)
+    names = [parameter_name for parameter_name, _ in model.named_parameters()]
+    forgotten = 0
+    for layer_name, slots in silent.items():
+        for kind in ("weight", "shift"):
+            number = names.index(f"{layer_name}.{kind}")
+            own = expected["optimizer"]["state"][number]
+            per_element = [value for key, value in own.items() if key != "step"]
+            per_element.append(expected["gradients"][f"{layer_name}.{kind}"])
+            for value in per_element:
+                part = value[:, slots] if kind == "weight" else value[slots]
+                forgotten += int(part.any())
+                part.zero_()
+                value[(slice(None), slots) if kind == "weight" else slots] = part
+    assert forgotten >= 2 * len(silent), "there was something to forget"
+    allocator.step(0)
+    got = snapshot(model, optimizer)
+    assert_same(got["optimizer"], expected["optimizer"])  # Adam's step counter included
+    assert_same(got["gradients"], expected["gradients"])
+
+
+def test_pending_gradients_of_reopened_slots_are_not_applied():
+    model = conv_net()
+    silent = silence(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    allocator = allocator_for(model, optimizer)
+    x, labels = images()
+    # Shift every slot, so that old gradients of shifts are pending as well.
+    for layer in select_layers(model).values():
+        layer.shifted.fill_(True)
+    nn.functional.cross_entropy(model(x), labels).backward()
+    for name, layer in select_layers(model).items():
+        with torch.no_grad():
+            layer.shift.grad[silent[name]] += 1.0
+        assert layer.weight.grad[:, silent[name]].any()
+    kept = model.conv1.weight.grad[:, 0].clone()
+    allocator.dealloc()
+    allocator.realloc()
+    assert_same(model.conv1.weight.grad[:, 0], kept)
+    drawn = {name: layer.shift.detach().clone() for name, layer in select_layers(model).items()}
+    optimizer.step()
+    for name, layer in select_layers(model).items():
+        assert not weights_of(layer, silent[name]).any()
+        assert_same(layer.shift.detach()[silent[name]], drawn[name][silent[name]])
+
+
+def test_without_an_optimizer_pending_gradients_are_cleared_too():
+    model = conv_net()
+    silent = silence(model)
+    outputs_of_training = model(images()[0])
+    outputs_of_training.square().sum().backward()
+    assert model.conv1.weight.grad[:, silent["conv1"]].any()
+    allocator_for(model).step(0)
+    assert not model.conv1.weight.grad[:, silent["conv1"]].any()
+
+
+def step_adafactor(model):
+    optimizer = torch.optim.Adafactor(model.parameters())
+    train(model, optimizer, steps=1)
+    return optimizer
+
+
+def step_lbfgs(model):
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+    x, labels = images()
+
+    def closure():
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), labels)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [(step_adafactor, "Adafactor keeps its state 'row_var'"), (step_lbfgs, "LBFGS keeps its")],
+)
+def test_optimizers_whose_state_has_no_slots_are_refused(build, message):
+    model = conv_net()
+    optimizer = build(model)
+    silence(model)
+    allocator = allocator_for(model, optimizer)
+    before = snapshot(model, optimizer, allocator)
+    with pytest.raises(sc.AllocationError, match=message):
+        allocator.step(0)
+    assert_same(snapshot(model, optimizer, allocator), before)
+    allocator.dealloc()  # closing needs to forget nothing
+    assert not all(layer.gate.all() for layer in select_layers(model).values())
+
+
+def test_an_optimizer_that_has_not_stepped_yet_is_accepted():
+    model = conv_net()
+    silent = silence(model)
+    optimizer = torch.optim.Adafactor(model.parameters())
+    assert allocator_for(model, optimizer).step(0).reallocated == silent
+
+
+def test_an_optimizer_that_does_not_own_the_parameters_is_refused():
+    model = conv_net(convert=False)
+    too_early = torch.optim.SGD(model.parameters(), lr=0.1)
+    sc.convert(model)
+    with pytest.raises(sc.AllocationError, match=r"does not own 2 .*'conv1\.shift'.*sc\.convert"):
+        allocator_for(model, too_early)
+    of_another = torch.optim.SGD(conv_net().parameters(), lr=0.1)
+    with pytest.raises(sc.AllocationError, match=r"does not own 4 .*'conv1\.weight'"):
+        allocator_for(model, of_another)
+    with pytest.raises(TypeError, match="`optimizer` must be a torch optimizer, got list"):
+        allocator_for(model, list(model.parameters()))
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"total_epochs": 0}, ValueError, "`total_epochs`.*at least 1, got 0"),
+        ({"total_epochs": True}, TypeError, "`total_epochs`.*got True"),
+        ({"total_epochs": 2.0}, TypeError, r"`total_epochs`.*got 2\.0"),
+        ({"gamma": -1}, ValueError, "`gamma`.*got -1"),
+        ({"gamma": 2}, ValueError, "`gamma`.*got 2"),
+        ({"gamma": math.nan}, ValueError, "`gamma`.*got nan"),
+        ({"gamma": "0.1"}, TypeError, "`gamma`.*got '0.1'"),
+        ({"top_k": 0}, ValueError, "`top_k`.*got 0"),
+        ({"max_copies": 0}, ValueError, "`max_copies`.*got 0"),
+        ({"stop_at": 1.5}, ValueError, r"`stop_at`.*got 1\.5"),
+        ({"grace": -1}, ValueError, "`grace`.*got -1"),
+        ({"seed": -1}, ValueError, "`seed`.*got -1"),
+        (
+            {"mode": "selct"},
+            ValueError,
+            "`mode`.*select, zero, random, dealloc, shift, none.*'selct'.*mean 'select'",
+        ),
+        ({"damage": "men"}, ValueError, "`damage`.*auto, mean, rms.*'men'.*mean 'mean'"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_bad_arguments_are_named(arguments, error, message):
+    model = conv_net()
+    before = snapshot(model)
+    with pytest.raises(error, match=message):
+        allocator_for(model, **arguments)
+    assert_same(snapshot(model), before)
+
+
+def test_a_model_without_selective_layers_is_refused():
+    with pytest.raises(sc.AllocationError, match=r"no selective layers.*sc\.convert"):
+        allocator_for(conv_net(convert=False))
+    with pytest.raises(TypeError, match="`model` must be an nn.Module, got list"):
+        allocator_for([conv_net()])
+
+
+def test_max_copies_and_top_k_reach_the_layers():
+    model = conv_net(width=16)
+    silence(model, fraction=0.5)
+    allocator_for(model, top_k=1, max_copies=None).step(0)
+    for layer in select_layers(model).values():
+        assert len(layer.index[layer.moved].unique()) == 1
+    capped = conv_net(width=16)
+    silence(capped, fraction=0.5)
+    allocator_for(capped, top_k=1, max_copies=2).step(0)
+    for layer in select_layers(capped).values():
+        assert int(layer.moved.sum()) == 2  # and the original: max_copies + 1 readers
+        assert int(layer.gate.sum()) == 8 + 2
+
+
+# Broken and missing statistics
+
+
+@pytest.mark.parametrize("broken", ["conv2.weight", "norm2.weight", "norm2.bias"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_nan_is_reported_with_the_layers_name_before_anything_changes(broken, value):
+    model, optimizer, _ = trained_pair()
+    with torch.no_grad():
+        model.get_parameter(broken).view(-1)[5] = value
+    allocator = allocator_for(model, optimizer)
+    before = snapshot(model, optimizer, allocator)
+    what = "weights" if broken == "conv2.weight" else "input statistics"
+    for act in (lambda: allocator.step(0), allocator.dealloc, allocator.preview):
+        with pytest.raises(sc.AllocationError, match=f"`conv2`.*{what}"):
+            act()
+    # conv1, which has slots to close, comes first and was not touched either.
+    assert_same(snapshot(model, optimizer, allocator), before)
+    with torch.no_grad():
+        model.get_parameter(broken).view(-1)[5] = 1.0
+    assert "conv1" in allocator.step(0).deallocated  # the refused epoch may be stepped again
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [(None, "does not know its input's mean"), (sc.ObservedMean(), "has not seen any input")],
+    ids=["none", "observed nothing"],
+)
+def test_a_layer_without_a_mean_is_named(source, message):
+    model = conv_net()
+    silence(model)
+    model.conv2.mean_source = source
+    before = snapshot(model)
+    with pytest.raises(sc.MeanSourceError, match=f"`conv2`: .*{message}"):
+        allocator_for(model).step(0)
+    assert_same(snapshot(model), before)
+
+
+def test_an_observed_mean_serves_once_it_has_seen_something():
+    model = conv_net()
+    model.conv2.mean_source = sc.ObservedMean()
+    silent = silence(model)
+    allocator = allocator_for(model)
+    model(images()[0])
+    assert allocator.step(0).reallocated == silent
+
+
+def test_a_replaced_batch_norm_is_noticed():
+    model = conv_net()
+    silence(model)
+    allocator = allocator_for(model)
+    model.norm2 = nn.BatchNorm2d(12)
+    before = snapshot(model)
+    with pytest.raises(sc.AllocationError, match="`conv2`.*batch norm that is not in the model"):
+        allocator.step(0)
+    assert_same(snapshot(model), before)
+    model.conv2.mean_source = sc.BatchNormMean(model.norm2, torch.relu)
+    assert allocator.step(0)
+
+
+def test_conversion_to_sync_batch_norm_keeps_working():
+    model = conv_net()
+    silence(model)
+    expected = allocator_for(copy.deepcopy(model)).step(0)
+    allocator = allocator_for(model)
+    nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert isinstance(model.norm2, nn.SyncBatchNorm)
+    with torch.no_grad():
+        model.norm2.bias[1] = -100.0  # read live: the channel is dead now, and silent anyway
+    assert allocator.step(0).plan.to_dict() == expected.plan.to_dict()
+
+
+def test_frozen_weights_are_closed_but_never_reopened():
+    model = conv_net()
+    model.conv1.weight.requires_grad_(False)
+    silent = silence(model)
+    optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.1)
+    report = allocator_for(model, optimizer).step(0)
+    assert report.deallocated == silent
+    assert list(report.reallocated) == ["conv2"]
+
+
+# Followers
+
+
+def average(model):
+    multi_avg_fn = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    return torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=multi_avg_fn)
+
+
+@pytest.mark.parametrize("follow", [copy.deepcopy, average])
+@pytest.mark.parametrize("mode", ["select", "random", "dealloc"])
+def test_followers_get_the_same_plan(follow, mode):
+    model = conv_net()
+    follower = follow(model)
+    silent = silence(model)
+    followed = follower.module if follow is average else follower
+    before = copy.deepcopy(dict(followed.state_dict()))
+    allocator_for(model, mode=mode, followers=[follower]).step(0)
+    assert_same(allocation_of(followed), allocation_of(model))
+    for name, layer in select_layers(followed).items():
+        own = select_layers(model)[name]
+        assert_same(layer.shift.detach(), own.shift.detach())
+        if mode != "dealloc":
+            assert_same(weights_of(layer, silent[name]), weights_of(own, silent[name]))
+            before[f"{name}.weight"][:, silent[name]] = weights_of(own, silent[name])
+        assert_same(layer.weight.detach(), before[f"{name}.weight"])
+
+
+@pytest.mark.parametrize(
+    ("build", "differs_at"),
+    [
+        (dense_net, r"blocks\.0\.0\.pointwise\.conv"),
+        (lambda: conv_net(width=16), "conv1"),
+        (lambda: conv_net(convert=False), "conv1"),
+    ],
+)
+def test_a_follower_of_another_architecture_is_refused(build, differs_at):
+    model = conv_net()
+    with pytest.raises(sc.AllocationError, match=f"`followers`.*differ at '{differs_at}'"):
+        allocator_for(model, followers=[build()])
+
+
+def test_a_follower_that_went_its_own_way_is_refused_before_anything_changes():
+    model = conv_net()
+    follower = copy.deepcopy(model)
+    silence(model)
+    allocator = allocator_for(model, followers=[follower])
+    allocator.dealloc()
+    follower.conv2.gate.fill_(True)
+    before = snapshot(model, None, allocator)
+    with pytest.raises(sc.AllocationError, match="`conv2`.*open already"):
+        allocator.realloc()
+    assert_same(snapshot(model, None, allocator), before)
+
+
+def test_wrappers_are_looked_through():
+    model = conv_net()
+    silent = silence(model)
+    wrapped = torch.compile(nn.DataParallel(model), backend="eager")
+    assert allocator_for(wrapped).step(0).deallocated == silent
+
+
+# State
+
+
+def test_the_state_survives_a_file_that_holds_no_code(tmp_path):
+    model = conv_net()
+    silence(model)
+    allocator = allocator_for(model, grace=3)
+    allocator.step(0)
+    torch.save(allocator.state_dict(), tmp_path / "allocator.pt")
+    loaded = torch.load(tmp_path / "allocator.pt", weights_only=True)
+    restored = allocator_for(conv_net(), grace=3, seed=7)
+    restored.load_state_dict(loaded)
+    assert_same(restored.state_dict(), allocator.state_dict())
+    with pytest.raises(sc.AllocationError, match="stepped already"):
+        restored.step(0)
+
+
+def test_a_state_is_a_copy_in_both_directions():
+    model = conv_net()
+    silence(model)
+    allocator = allocator_for(model)
+    state = allocator.state_dict()
+    kept = copy.deepcopy(state)
+    allocator.load_state_dict(state)
+    allocator.step(0)
+    assert_same(state, kept)
+
+
+def of_another_width(state):
+    return allocator_for(conv_net(width=16)).state_dict()
+
+
+def of_other_layers(state):
+    return allocator_for(dense_net()).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda state: state | {"version": 99}, "version 99"),
+        (lambda state: {k: v for k, v in state.items() if k != "generator"}, "must have the keys"),
+        (lambda state: state | {"more": 1}, "must have the keys .*'more'"),
+        (lambda state: [1], "must have the keys .* got list"),
+        (of_another_width, r"another architecture.*conv1 \(12\)"),
+        (of_other_layers, "another architecture.*pointwise"),
+        (lambda state: state | {"last_epoch": 5, "generator": torch.ones(3)}, "is damaged"),
+        (lambda state: state | {"last_epoch": "five"}, "is damaged"),
+        (lambda state: state | {"last_epoch": 5, "opened_at": None}, "is damaged"),
+    ],
+    ids=["version", "missing", "extra", "list", "width", "layers", "generator", "epoch", "slots"],
+)
+def test_a_state_that_does_not_fit_is_refused(spoil, message):
+    allocator = allocator_for(conv_net(), grace=1)
+    silence(allocator.model)
+    allocator.step(0)
+    before = allocator.state_dict()
+    with pytest.raises(sc.AllocationError, match=message):
+        allocator.load_state_dict(spoil(allocator.state_dict()))
+    assert_same(allocator.state_dict(), before)
+
+
+# The process group; tests/distributed has two real processes
+
+
+def test_every_rank_sends_the_dtypes_in_the_same_order(monkeypatch):
+    # A set of dtypes is ordered by their addresses, which differ between processes.
+    sent = []
+    monkeypatch.setattr(allocator_module, "_in_process_group", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda t, src: sent.append(t.dtype))
+    allocator_for(conv_net(), mode="none")._broadcast_allocation()
+    assert sent == [torch.uint8, torch.int64, torch.float32]

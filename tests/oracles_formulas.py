@@ -91,8 +91,10 @@ def mp_relu(beta, gamma):
     """Eq. (1) with 50 digits."""
     with mpmath.workdps(50):
         beta, gamma = mpmath.mpf(beta), abs(mpmath.mpf(gamma))
+        if beta <= -1000 * gamma:  # less than 10^-200000, or without spread
+            return mpmath.mpf(0)
         if gamma == 0:
-            return max(beta, mpmath.mpf(0))
+            return beta
         return gamma * mpmath.npdf(beta / gamma) + beta * mpmath.ncdf(beta / gamma)
 
 
@@ -100,8 +102,10 @@ def mp_square_relu(beta, gamma):
     """`E[max(N(beta, gamma^2), 0)^2]` with 50 digits."""
     with mpmath.workdps(50):
         beta, gamma = mpmath.mpf(beta), abs(mpmath.mpf(gamma))
+        if beta <= -1000 * gamma:
+            return mpmath.mpf(0)
         if gamma == 0:
-            return max(beta, mpmath.mpf(0)) ** 2
+            return beta**2
         ratio = beta / gamma
         inside = (beta**2 + gamma**2) * mpmath.ncdf(ratio)
         return inside + beta * gamma * mpmath.npdf(ratio)

@@ -133,7 +133,7 @@ class ReallocRule:
 
 
 def _empty() -> Tensor:
-    return torch.empty(0, dtype=torch.int64)
+    return torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,10 +184,14 @@ class LayerPlan:
             has_shift = bool(rows) and shifts[0] is not None
             seed = plan.get("weight_seed")
             return cls(
-                closed=torch.tensor(closed, dtype=torch.int64),
-                opened=torch.tensor([slot for slot, _, _ in rows], dtype=torch.int64),
-                source=torch.tensor([source for _, source, _ in rows], dtype=torch.int64),
-                shift=torch.tensor(shifts, dtype=torch.float32) if has_shift else None,
+                closed=torch.tensor(closed, dtype=torch.int64, device="cpu"),
+                opened=torch.tensor([slot for slot, _, _ in rows], dtype=torch.int64, device="cpu"),
+                source=torch.tensor(
+                    [source for _, source, _ in rows], dtype=torch.int64, device="cpu"
+                ),
+                shift=torch.tensor(shifts, dtype=torch.float32, device="cpu")
+                if has_shift
+                else None,
                 weight_seed=None if seed is None else as_int(seed),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -283,7 +287,7 @@ def choose_sources(
 
 
 def _draw(high: int, count: int, generator: torch.Generator | None) -> Tensor:
-    return torch.randint(high, (count,), generator=generator)
+    return torch.randint(high, (count,), generator=generator, device="cpu")
 
 
 def _count_readers(index: Tensor, gate: Tensor) -> Tensor:

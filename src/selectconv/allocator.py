@@ -32,6 +32,14 @@ class AllocationReport:
     Attributes:
         epoch: the epoch of a scheduled step; None for one on demand.
         plan: the plan itself, which `ChannelAllocator.apply` carries out on a copy of the model.
+
+    Example:
+        >>> plan = AllocationPlan.from_dict({"conv": {"closed": [2, 5], "opened": [[2, 0, None]]}})
+        >>> report = AllocationReport(epoch=7, plan=plan)
+        >>> report.deallocated, report.reallocated
+        ({'conv': [2, 5]}, {'conv': [2]})
+        >>> print(report)
+        epoch 7: 2 slots de-allocated, 1 re-allocated in 1 layers
     """
 
     epoch: int | None
@@ -132,7 +140,8 @@ class ChannelAllocator:
         self._check_optimizer()
         self._followers = [self._matching_layers(follower) for follower in followers]
         self._opened_at = {
-            name: torch.full((layer.in_channels,), _NEVER) for name, layer in self.layers.items()
+            name: torch.full((layer.in_channels,), _NEVER, device="cpu")
+            for name, layer in self.layers.items()
         }
         if mode == "shift":
             self._shift_everything()
@@ -372,11 +381,12 @@ class ChannelAllocator:
     def _check_batch_norms(self) -> None:
         """Refuse sources that read a batch norm which was taken out of the model."""
         modules = {id(module) for module in self.model.modules()}
-        parameters = {id(parameter) for parameter in self.model.parameters()}
+        tensors = {id(tensor) for tensor in (*self.model.parameters(), *self.model.buffers())}
         for name, layer in self.layers.items():
             for bn in () if layer.mean_source is None else layer.mean_source.batch_norms():
-                # Another module with the same parameters (SyncBatchNorm's conversion) is as good.
-                if id(bn) not in modules and id(bn.weight) not in parameters:
+                # Another module with the same tensors (SyncBatchNorm's conversion) is as good.
+                own = bn.running_mean if bn.weight is None else bn.weight
+                if id(bn) not in modules and id(own) not in tensors:
                     raise AllocationError(
                         f"`{name}`: its mean source reads a batch norm that is not in the "
                         "model any more: set `mean_source` to BatchNormMean(the new one, act)."

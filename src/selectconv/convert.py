@@ -297,6 +297,8 @@ def _why_not(conv: _ConvNd, min_channels: int) -> str | None:
         return f"a subclass ({type(conv).__name__}) may compute something else"
     if "weight" not in conv._parameters:
         return "its weight is recomputed by a hook"
+    if "forward" in vars(conv):
+        return "its forward is patched"
     if conv.groups > 1 and conv.groups == conv.in_channels:
         return "depthwise"
     if conv.in_channels < min_channels:

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from selectconv.ecdm import Activation, is_relu
+from selectconv.ecdm import Activation
 from selectconv.mean_source import BatchNormMean, ConcatMean, ConstantMean
 
 ClosedForm = BatchNormMean | ConstantMean | ConcatMean
@@ -232,8 +232,6 @@ class _Walk:
         # A mean that is kept says nothing about the mean of a non-linear function behind it.
         if not acts and self._keeps_mean(node, module):
             return self.closed_form(before, (), width)
-        if not acts and _is_zeros(node) and width is not None:
-            return ConstantMean(0.0, width)
         return None
 
     def is_raw(self, node: Any, seen: set[fx.Node] | None = None) -> bool:
@@ -273,11 +271,9 @@ class _Walk:
         if user.op == "call_module":
             return bool(getattr(self._module(user), "inplace", False))
         name = str(getattr(user.target, "__name__", user.target))
-        is_inplace = name.endswith("_") and not name.endswith("__")
-        is_augmented = getattr(user.target, "__module__", "") == "_operator" and name[0] == "i"
-        settings = user.args[1:] if user.target in _ACTIVATION_FUNCTIONS else ()
-        is_told = any(value is True for value in (*settings, user.kwargs.get("inplace")))
-        return is_inplace or is_augmented or is_told
+        return user.kwargs.get("inplace") is True or (
+            name.endswith("_") and not name.endswith("__")
+        )
 
     @staticmethod
     def _activation(node: fx.Node, module: nn.Module | None) -> Activation | None:
@@ -290,7 +286,7 @@ class _Walk:
         if node.op == "call_function" and node.target in _ACTIVATION_FUNCTIONS:
             function = cast(Callable[..., Tensor], node.target)
             kwargs = {key: value for key, value in node.kwargs.items() if key != "inplace"}
-            if is_relu(function) or not (node.args[1:] or kwargs):
+            if not (node.args[1:] or kwargs):
                 return function
             return _Configured(function, tuple(node.args[1:]), kwargs)
         return None
@@ -377,9 +373,7 @@ def _differs_by_channel(acts: tuple[Activation, ...]) -> bool:
 
 
 def _constant(acts: tuple[Activation, ...], num_channels: int) -> ConstantMean:
-    with torch.no_grad():
-        value = _Chain(acts)(torch.zeros(1)).item()
-    return ConstantMean(value, num_channels)
+    return ConstantMean(_Chain(acts)(torch.zeros(1)).item(), num_channels)
 
 
 def _is_concat(node: fx.Node) -> bool:

@@ -22,7 +22,7 @@ from selectconv.checks import check_choice, check_fraction, check_tensor
 from selectconv.ecdm import ecdm, normalize_ecdm, rms_damage
 from selectconv.errors import AllocationError, MeanSourceError
 from selectconv.mean_source import MeanSource, ObservedMean
-from selectconv.shift import reroute
+from selectconv.shift import can_read, reroute
 
 DAMAGES = ("auto", "mean", "rms")
 
@@ -116,6 +116,8 @@ class SelectConvNd(nn.modules.conv._ConvNd):
             raise TypeError(f"`conv` must be exactly a {wanted}, got {type(conv).__name__}.")
         if "weight" not in conv._parameters:
             raise TypeError("`conv` must own its weight, got one whose weight a hook recomputes.")
+        if "forward" in vars(conv):
+            raise TypeError("`conv` must compute as its type does, got one with a patched forward.")
         layer = cls.__new__(cls)
         # The dicts of hooks are shared, so that the handles that users hold still remove them.
         layer.__dict__.update(conv.__dict__)
@@ -164,16 +166,15 @@ class SelectConvNd(nn.modules.conv._ConvNd):
             return self._convolve(input, self.weight)  # refuses it, in torch's words
         if self.training and isinstance(self._mean_source, ObservedMean):
             self._observe(input)
-        if torch.compiler.is_compiling():
-            # No look at the buffers' values: one graph serves every allocation.
-            rerouted = self._rerouted()
-            return self._convolve(self._reroute(input, rerouted), self._open_weight())
         rerouted = self._rerouted()
+        if not can_read(self.gate):
+            # No look at the buffers' values: one graph serves every allocation.
+            return self._convolve(self._reroute(input, rerouted), self._open_weight())
         any_closed, any_rerouted, any_shifted = (
             torch.stack([~self.gate, rerouted, self.shifted & self.gate]).any(dim=1).tolist()
         )  # one read from the device
         weight = self._open_weight() if any_closed else self.weight
-        if self.shift is not None and self.shift.requires_grad and not any_shifted:
+        if torch.is_grad_enabled() and self.shift is not None and not any_shifted:
             # In training every parameter gets a gradient (here: zeros), or DDP would wait for it.
             never = torch.zeros((), dtype=torch.bool, device=weight.device)
             weight = torch.where(never, self.shift.sum(), weight)
@@ -183,7 +184,8 @@ class SelectConvNd(nn.modules.conv._ConvNd):
         """Rebuild an input (N, I, ...) as the conv sees it: SelectChannel of Section 2.2."""
         check_tensor("x", x, (None, self.in_channels, *[None] * self._num_axes))
         rebuilt = self._reroute(x, self._rerouted())
-        return rebuilt.masked_fill(~self.gate.view(1, -1, *[1] * self._num_axes), 0.0)
+        # torch.where keeps the memory format; masked_fill makes its copy contiguous.
+        return torch.where(self.gate.view(1, -1, *[1] * self._num_axes), rebuilt, 0.0)
 
     def input_mean(self) -> Tensor:
         """Compute E of each selected input channel, (I,); 0 where the slot is closed.
@@ -338,7 +340,11 @@ class SelectConvNd(nn.modules.conv._ConvNd):
         scores = realloc_scores(necdm, self.index, gate, rule.max_copies, rule.norm)
         opened, source = choose_sources(scores.cpu(), self.index.cpu(), gate.cpu(), rule, generator)
         shift = draw_shift(len(opened), self._num_axes, rule.max_shift, generator)
-        seed = int(torch.randint(2**62, (), generator=generator)) if rule.init == "random" else None
+        seed = (
+            int(torch.randint(2**62, (), generator=generator, device="cpu"))
+            if rule.init == "random"
+            else None
+        )
         return LayerPlan(
             closed=closed.cpu(),
             opened=opened,
@@ -393,7 +399,7 @@ class SelectConvNd(nn.modules.conv._ConvNd):
         """
         self.check_plan(plan)
         # Drawn before anything changes: a seed may be refused.
-        weight = torch.zeros(()) if plan.weight_seed is None else self._draw_weight(plan)
+        weight = self.weight.new_zeros(()) if plan.weight_seed is None else self._draw_weight(plan)
         device = self.weight.device
         self.gate.index_fill_(0, plan.closed.to(device), False)
         if len(plan.opened) == 0 or self.shift is None:
@@ -403,7 +409,7 @@ class SelectConvNd(nn.modules.conv._ConvNd):
         self.moved.index_fill_(0, opened, True)
         self.shifted.index_fill_(0, opened, plan.shift is not None)
         self.index.index_copy_(0, opened, plan.source.to(device))
-        shift = torch.zeros(1) if plan.shift is None else plan.shift
+        shift = self.shift.new_zeros(1) if plan.shift is None else plan.shift
         self.shift[opened] = shift.to(self.shift)
         slots_of(self.weight, self.groups)[self._group_and_slot(opened)] = weight.to(self.weight)
 
@@ -505,7 +511,7 @@ class SelectConvNd(nn.modules.conv._ConvNd):
         by_group = self.gate.view(self.groups, 1, -1)
         shape = (self.groups, self.out_channels // self.groups, -1)
         is_open = by_group.expand(shape).reshape(self.out_channels, -1)
-        return self.weight.masked_fill(~is_open.view(*is_open.shape, *[1] * self._num_axes), 0.0)
+        return torch.where(is_open.view(*is_open.shape, *[1] * self._num_axes), self.weight, 0.0)
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         return cast(Tensor, cast(Any, self)._conv_forward(x, weight, self.bias))
@@ -519,10 +525,10 @@ class SelectConvNd(nn.modules.conv._ConvNd):
         generator = torch.Generator().manual_seed(cast(int, plan.weight_seed))
         shape = (len(plan.opened), self.out_channels // self.groups, *self.kernel_size)
         if self.weight_std is not None:
-            return torch.randn(shape, generator=generator) * self.weight_std
+            return torch.randn(shape, generator=generator, device="cpu") * self.weight_std
         # torch draws a conv's weights from U(-bound, bound) with bound = 1 / sqrt(fan in).
         bound = self.weight[0].numel() ** -0.5
-        return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+        return torch.empty(shape, device="cpu").uniform_(-bound, bound, generator=generator)
 
 
 class SelectConv1d(SelectConvNd, nn.Conv1d):
@@ -576,7 +582,7 @@ def draw_shift(
     count: int, axes: int, max_shift: float, generator: torch.Generator | None
 ) -> Tensor:
     """Draw shifts uniformly from [-max_shift, max_shift] pixels along each axis."""
-    return (torch.rand(count, axes, generator=generator) * 2 - 1) * max_shift
+    return (torch.rand(count, axes, generator=generator, device="cpu") * 2 - 1) * max_shift
 
 
 def slots_of(tensor: Tensor, groups: int) -> Tensor:

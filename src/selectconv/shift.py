@@ -69,9 +69,7 @@ def select_channels(
     """
     check_tensor("x", x, (None,) * getattr(x, "ndim", 0))
     if x.ndim not in (3, 4, 5):
-        raise ValueError(
-            f"`x` must be (N, C) and one to three spatial axes, got {tuple(x.shape)}."
-        )
+        raise ValueError(f"`x` must be (N, C) and one to three spatial axes, got {tuple(x.shape)}.")
     check_tensor("index", index, (None,), torch.int64)
     slots = len(index)
     check_tensor("gate", gate, (slots,), torch.bool)
@@ -80,7 +78,7 @@ def select_channels(
     if shift is not None and shifted is not None:
         check_tensor("shift", shift, (slots, x.ndim - 2))
         check_tensor("shifted", shifted, (slots,), torch.bool)
-    if slots and not torch.compiler.is_compiling():
+    if slots and can_read(index):
         low, high = (int(bound) for bound in torch.aminmax(index))
         if low < 0 or high >= x.shape[1]:
             raise ValueError(
@@ -96,7 +94,7 @@ def reroute(x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | No
     taken = _take_channels(x, index)
     if shift is None or shifted is None:
         return taken
-    if torch.compiler.is_compiling():
+    if not can_read(shifted):
         # One graph for every allocation: what is not shifted is shifted by zero, the identity.
         return shift_channels(taken, torch.where(shifted[:, None], shift, 0.0))
     slots = shifted.nonzero().flatten()
@@ -105,6 +103,11 @@ def reroute(x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | No
     moved = shift_channels(_take_channels(taken, slots), shift.index_select(0, slots))
     # `taken` is a copy of our own; out of place, index_copy would make its copy contiguous.
     return taken.index_copy_(1, slots, moved)
+
+
+def can_read(tensor: Tensor) -> bool:
+    """Tell whether a decision may depend on a tensor's values: not compiled, not on meta."""
+    return not (torch.compiler.is_compiling() or tensor.is_meta)
 
 
 def shift_channels(x: Tensor, b: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from oracles_allocation import (
     count_readers,
     most_closable,
@@ -16,7 +17,6 @@ from oracles_allocation import (
     realloc_outcomes,
     top_candidates,
 )
-
 from selectconv import AllocationError, AllocationPlan
 from selectconv.allocation import (
     LayerPlan,

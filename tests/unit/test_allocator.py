@@ -4,6 +4,10 @@ import math
 
 import pytest
 import torch
+from torch import nn
+
+import selectconv as sc
+from selectconv import allocator as allocator_module
 from tiny_models import (
     allocation_of,
     assert_same,
@@ -17,10 +21,6 @@ from tiny_models import (
     train,
     weights_of,
 )
-from torch import nn
-
-import selectconv as sc
-from selectconv import allocator as allocator_module
 
 MAX_SHIFT = 1.5  # the paper's
 # Adding products with zero weights may change the order of float32 sums: a few units in the last
@@ -49,6 +49,8 @@ def trained_pair(name="sgd"):
     """A model with silent slots and an optimizer that has gathered state in real training."""
     model = conv_net()
     optimizer = OPTIMIZERS[name](model.parameters())
+    for layer in select_layers(model).values():
+        layer.shifted.fill_(True)  # so that shifts gather state, too
     train(model, optimizer)
     return model, optimizer, silence(model)
 
@@ -199,7 +201,7 @@ def test_an_epoch_is_stepped_once_and_in_order_but_may_be_skipped():
     for epoch in (3, 2):
         with pytest.raises(sc.AllocationError, match=f"`epoch` {epoch} .*the last was 3"):
             allocator.step(epoch)
-    with pytest.raises(ValueError, match="`epoch`.*-1"):
+    with pytest.raises(ValueError, match=r"`epoch`.*-1"):
         allocator.step(-1)
     with pytest.raises(TypeError, match=r"`epoch`.*1\.5"):
         allocator.step(1.5)
@@ -247,6 +249,17 @@ def test_steps_draw_no_global_random_numbers_and_repeat_with_the_seed():
     assert_same(states(seed=3, noise=2), first)
     other = states(seed=4, noise=1)
     assert not torch.equal(other["conv1.shift"], first["conv1.shift"])
+
+
+def test_each_step_draws_new_random_numbers():
+    model = conv_net()
+    silent = silence(model)["conv1"]
+    allocator = allocator_for(model)
+    drawn = []
+    for epoch in range(2):  # nothing trains, so that the same slots move again
+        allocator.step(epoch)
+        drawn.append(model.conv1.shift.detach()[silent].clone())
+    assert not torch.isclose(*drawn).any()
 
 
 # On demand, grace
@@ -386,7 +399,7 @@ def test_the_optimizer_forgets_reopened_slots_and_nothing_else(name):
                 forgotten += int(part.any())
                 part.zero_()
                 value[(slice(None), slots) if kind == "weight" else slots] = part
-    assert forgotten >= 2 * len(silent), "there was something to forget"
+    assert forgotten >= 4 * len(silent), "state and gradient of weight and shift in each layer"
     allocator.step(0)
     got = snapshot(model, optimizer)
     assert_same(got["optimizer"], expected["optimizer"])  # Adam's step counter included
@@ -523,7 +536,7 @@ def test_bad_arguments_are_named(arguments, error, message):
 def test_a_model_without_selective_layers_is_refused():
     with pytest.raises(sc.AllocationError, match=r"no selective layers.*sc\.convert"):
         allocator_for(conv_net(convert=False))
-    with pytest.raises(TypeError, match="`model` must be an nn.Module, got list"):
+    with pytest.raises(TypeError, match=r"`model` must be an nn\.Module, got list"):
         allocator_for([conv_net()])
 
 
@@ -593,23 +606,30 @@ def test_a_replaced_batch_norm_is_noticed():
     allocator = allocator_for(model)
     model.norm2 = nn.BatchNorm2d(12)
     before = snapshot(model)
-    with pytest.raises(sc.AllocationError, match="`conv2`.*batch norm that is not in the model"):
+    with pytest.raises(sc.AllocationError, match=r"`conv2`.*batch norm that is not in the model"):
         allocator.step(0)
     assert_same(snapshot(model), before)
     model.conv2.mean_source = sc.BatchNormMean(model.norm2, torch.relu)
     assert allocator.step(0)
 
 
-def test_conversion_to_sync_batch_norm_keeps_working():
+@pytest.mark.parametrize("affine", [True, False])
+def test_conversion_to_sync_batch_norm_keeps_working(affine):
     model = conv_net()
+    if not affine:
+        model.norm2 = nn.BatchNorm2d(12, affine=False)
+        model.conv2.mean_source = sc.BatchNormMean(model.norm2, torch.relu)
     silence(model)
     expected = allocator_for(copy.deepcopy(model)).step(0)
     allocator = allocator_for(model)
     nn.SyncBatchNorm.convert_sync_batchnorm(model)
     assert isinstance(model.norm2, nn.SyncBatchNorm)
-    with torch.no_grad():
-        model.norm2.bias[1] = -100.0  # read live: the channel is dead now, and silent anyway
     assert allocator.step(0).plan.to_dict() == expected.plan.to_dict()
+    if affine:  # and what the new norm learns is read
+        with torch.no_grad():
+            model.norm2.bias[0] = -100.0
+            model.norm2.weight[0] = 0.0
+        assert 0 in allocator.step(1).deallocated["conv2"]
 
 
 def test_frozen_weights_are_closed_but_never_reopened():
@@ -671,7 +691,7 @@ def test_a_follower_that_went_its_own_way_is_refused_before_anything_changes():
     allocator.dealloc()
     follower.conv2.gate.fill_(True)
     before = snapshot(model, None, allocator)
-    with pytest.raises(sc.AllocationError, match="`conv2`.*open already"):
+    with pytest.raises(sc.AllocationError, match=r"`conv2`.*open already"):
         allocator.realloc()
     assert_same(snapshot(model, None, allocator), before)
 
@@ -704,11 +724,13 @@ def test_a_state_is_a_copy_in_both_directions():
     model = conv_net()
     silence(model)
     allocator = allocator_for(model)
-    state = allocator.state_dict()
-    kept = copy.deepcopy(state)
-    allocator.load_state_dict(state)
-    allocator.step(0)
-    assert_same(state, kept)
+    for epoch in range(2):
+        state = allocator.state_dict()
+        kept = copy.deepcopy(state)
+        if epoch == 1:
+            allocator.load_state_dict(state)
+        allocator.step(epoch)
+        assert_same(state, kept)
 
 
 def of_another_width(state):
@@ -755,3 +777,17 @@ def test_every_rank_sends_the_dtypes_in_the_same_order(monkeypatch):
     monkeypatch.setattr(torch.distributed, "broadcast", lambda t, src: sent.append(t.dtype))
     allocator_for(conv_net(), mode="none")._broadcast_allocation()
     assert sent == [torch.uint8, torch.int64, torch.float32]
+
+
+@pytest.mark.parametrize("mode", ["select", "zero", "random"])
+def test_a_default_device_of_another_kind_does_not_matter(mode):
+    # On the meta device nothing can be read: whatever was created there would fail.
+    plans = []
+    for device in ("cpu", "meta"):
+        torch.manual_seed(0)
+        model = dense_net()
+        silence(model)
+        with torch.device(device):
+            allocator = sc.ChannelAllocator(model, total_epochs=2, mode=mode)
+            plans.append(allocator.step(0).plan.to_dict())
+    assert plans[0] == plans[1] != {}

@@ -44,7 +44,9 @@ def test_non_negative_accepts(value):
 
 @pytest.mark.parametrize("value", [-1e-9, -1, NAN, INF, -INF])
 def test_non_negative_refuses_values(value):
-    with pytest.raises(ValueError, match=rf"`decay` must be finite and not negative, got {value!r}"):
+    with pytest.raises(
+        ValueError, match=rf"`decay` must be finite and not negative, got {value!r}"
+    ):
         check_non_negative("decay", value)
 
 
@@ -76,7 +78,7 @@ def test_choice_accepts():
 
 
 def test_choice_names_the_nearest():
-    with pytest.raises(ValueError, match="'selct'. Did you mean 'select'?"):
+    with pytest.raises(ValueError, match=r"got 'selct'\. Did you mean 'select'\?"):
         check_choice("mode", "selct", ("select", "zero"))
 
 

@@ -27,6 +27,11 @@ def batch_norm(bias, weight):
     return bn
 
 
+def name_of(value):
+    """Name a parameter of a test without its address in memory."""
+    return getattr(value, "__name__", None) or str(value)
+
+
 BIAS, WEIGHT = [-1.5, -0.2, 0.0, 0.7, 2.0], [0.5, -1.3, 1.0, 2.0, 0.0]
 
 
@@ -36,7 +41,7 @@ BIAS, WEIGHT = [-1.5, -0.2, 0.0, 0.7, 2.0], [0.5, -1.3, 1.0, 2.0, 0.0]
 @pytest.mark.parametrize(
     "act",
     [None, torch.relu, nn.ReLU6(), nn.LeakyReLU(0.2), nn.SiLU(), torch.tanh, nn.PReLU(5)],
-    ids=str,
+    ids=name_of,
 )
 def test_mean_and_var_agree_with_monte_carlo(act):
     bn = batch_norm(BIAS, WEIGHT)  # weight also negative, and zero
@@ -99,7 +104,7 @@ def test_it_reads_the_live_batch_norm():
         (nn.Tanh(), False),
         (None, False),
     ],
-    ids=str,
+    ids=name_of,
 )
 def test_is_nonnegative_tells_signed_inputs(act, expected):
     assert BatchNormMean(nn.BatchNorm2d(2), act).is_nonnegative is expected

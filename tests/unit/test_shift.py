@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from oracles_formulas import naive_select, naive_shift, naive_shift2d, padded_slice
 from torch.autograd import gradcheck, gradgradcheck
 
+from oracles_formulas import naive_select, naive_shift, naive_shift2d, padded_slice
 from selectconv.shift import select_channels, shift2d, shift_channels
 
 # Four products of numbers near 1, in whatever order they are added.
@@ -40,7 +40,9 @@ def assert_untouched(function, x):
 
 class TestShift2d:
     @pytest.mark.parametrize("size", MAPS, ids=str)
-    @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, EXACT), (torch.float32, CLOSE)])
+    @pytest.mark.parametrize(
+        ("dtype", "tolerance"), [(torch.float64, EXACT), (torch.float32, CLOSE)]
+    )
     def test_equals_the_papers_formula(self, size, dtype, tolerance):
         b = all_offsets(dtype)
         n, height, width = size
@@ -65,9 +67,10 @@ class TestShift2d:
     def test_half_precision_is_the_rounded_float32_result(self, dtype):
         b = all_offsets(torch.float32)
         x = torch.randn(2, len(b), 3, 4).to(dtype)
-        out = shift2d(x, b)
-        assert out.dtype == dtype
-        assert torch.equal(out, shift2d(x.float(), b).to(dtype))
+        for offset in (b, b.to(dtype)):
+            out = shift2d(x, offset)
+            assert out.dtype == dtype
+            assert torch.equal(out, shift2d(x.float(), offset.float()).to(dtype))
 
     def test_float32_offsets_do_not_cost_a_float64_map_its_digits(self):
         b = all_offsets(torch.float32)
@@ -137,7 +140,12 @@ class TestShift2d:
             ([1.0], torch.zeros(1, 2), TypeError, "`x` must be a tensor, got list"),
             (torch.zeros(1, 1, 4), torch.zeros(1, 2), ValueError, r"`x`.*got \(1, 1, 4\)"),
             (torch.zeros(1, 1, 2, 2).int(), torch.zeros(1, 2), TypeError, "`x`.*got torch.int32"),
-            (torch.zeros(1, 3, 2, 2), torch.zeros(2, 2), ValueError, r"`b`.*\(3, 2\), got \(2, 2\)"),
+            (
+                torch.zeros(1, 3, 2, 2),
+                torch.zeros(2, 2),
+                ValueError,
+                r"`b`.*\(3, 2\), got \(2, 2\)",
+            ),
             (torch.zeros(1, 3, 2, 2), torch.zeros(3), ValueError, r"`b`.*got \(3,\)"),
             (torch.zeros(1, 1, 2, 2), torch.zeros(1, 2).long(), TypeError, "`b`.*got torch.int64"),
         ],
@@ -182,6 +190,15 @@ class TestSelectChannels:
         slots = allocation(len(size))
         assert_close(select_channels(x, *slots), naive_select(x, *slots), EXACT)
 
+    def test_slots_read_the_input_not_each_other(self):
+        # As many slots as channels: slot 0 is rebuilt, and is the source of the other two.
+        x = torch.randn(2, 3, 3, 4, dtype=torch.float64)
+        shift = torch.tensor([[0.6, 0.0], [-0.4, 1.2], [0.3, 0.3]], dtype=torch.float64)
+        gate, shifted = torch.tensor([True] * 3), torch.tensor([True, True, False])
+        slots = (gate, torch.tensor([2, 0, 0]), shift, shifted)
+        assert_close(select_channels(x, *slots), naive_select(x, *slots), EXACT)
+        assert_untouched(lambda x: select_channels(x, *slots), x)
+
     @pytest.mark.parametrize("size", [(4,), (3, 4), (2, 3, 2)], ids=str)
     def test_without_shift_is_copying(self, size):
         x = torch.randn(2, 3, *size)
@@ -212,11 +229,18 @@ class TestSelectChannels:
             assert out.is_contiguous(memory_format=layout)
             assert_untouched(lambda x: select_channels(x, *arguments), x)  # noqa: B023
 
+    def test_meta_tensors_show_the_shape(self):
+        x = torch.zeros(2, 3, 4, 5, device="meta")
+        out = select_channels(x, *(part.to("meta") for part in allocation(2, torch.float32)))
+        assert out.shape == (2, 5, 4, 5)
+
     def test_gradients_reach_x_and_shift(self):
         x = torch.randn(1, 3, 3, 2, dtype=torch.float64, requires_grad=True)
         gate, index, shift, shifted = allocation(2)
         shift = (shift + 0.05).requires_grad_()  # away from whole pixels
-        assert gradcheck(lambda x, shift: select_channels(x, gate, index, shift, shifted), (x, shift))
+        assert gradcheck(
+            lambda x, shift: select_channels(x, gate, index, shift, shifted), (x, shift)
+        )
 
         select_channels(x, gate, index, shift, shifted).square().sum().backward()
         assert shift.grad.any(dim=1).tolist() == [False, True, True, False, False]
@@ -234,26 +258,27 @@ class TestSelectChannels:
         for eager, other in zip(*results, strict=True):
             torch.testing.assert_close(other, eager)
 
-    BAD = [
-        ("x", [1.0], TypeError, "`x` must be a tensor, got list"),
-        ("x", torch.zeros(2, 3), ValueError, r"`x`.*spatial axes, got \(2, 3\)"),
-        ("x", torch.zeros(1, 3, 1, 1, 1, 1), ValueError, r"`x`.*got \(1, 3, 1, 1, 1, 1\)"),
-        ("x", torch.zeros(1, 3, 2, 2).long(), TypeError, "`x`.*got torch.int64"),
-        ("gate", torch.ones(5), TypeError, "`gate`.*torch.bool, got torch.float32"),
-        ("gate", torch.ones(4, dtype=torch.bool), ValueError, r"`gate`.*\(5\), got \(4,\)"),
-        ("index", torch.zeros(5).int(), TypeError, "`index`.*torch.int64, got torch.int32"),
-        ("index", torch.zeros(5, 1).long(), ValueError, r"`index`.*got \(5, 1\)"),
-        ("index", torch.tensor([0, 1, 2, 3, 0]), ValueError, "`index`.*0 to 2 of `x`, got 0 to 3"),
-        ("index", torch.tensor([0, 1, -1, 2, 0]), ValueError, "`index`.*got -1 to 2"),
-        ("shift", torch.zeros(5, 3), ValueError, r"`shift`.*\(5, 2\), got \(5, 3\)"),
-        ("shift", torch.zeros(5, 2).long(), TypeError, "`shift`.*got torch.int64"),
-        ("shift", None, ValueError, "`shift` and `shifted` go together"),
-        ("shifted", None, ValueError, "`shift` and `shifted` go together"),
-        ("shifted", torch.ones(5), TypeError, "`shifted`.*torch.bool, got torch.float32"),
-        ("shifted", torch.ones(3, dtype=torch.bool), ValueError, r"`shifted`.*got \(3,\)"),
-    ]
-
-    @pytest.mark.parametrize(("name", "value", "error", "message"), BAD)
+    @pytest.mark.parametrize(
+        ("name", "value", "error", "message"),
+        [
+            ("x", [1.0], TypeError, "`x` must be a tensor, got list"),
+            ("x", torch.zeros(2, 3), ValueError, r"`x`.*spatial axes, got \(2, 3\)"),
+            ("x", torch.zeros(1, 3, 1, 1, 1, 1), ValueError, r"`x`.*got \(1, 3, 1, 1, 1, 1\)"),
+            ("x", torch.zeros(1, 3, 2, 2).long(), TypeError, "`x`.*got torch.int64"),
+            ("gate", torch.ones(5), TypeError, "`gate`.*torch.bool, got torch.float32"),
+            ("gate", torch.ones(4, dtype=torch.bool), ValueError, r"`gate`.*\(5\), got \(4,\)"),
+            ("index", torch.zeros(5).int(), TypeError, "`index`.*torch.int64, got torch.int32"),
+            ("index", torch.zeros(5, 1).long(), ValueError, r"`index`.*got \(5, 1\)"),
+            ("index", torch.tensor([0, 1, 2, 3, 0]), ValueError, "`index`.*0 to 2.*got 0 to 3"),
+            ("index", torch.tensor([0, 1, -1, 2, 0]), ValueError, "`index`.*got -1 to 2"),
+            ("shift", torch.zeros(5, 3), ValueError, r"`shift`.*\(5, 2\), got \(5, 3\)"),
+            ("shift", torch.zeros(5, 2).long(), TypeError, "`shift`.*got torch.int64"),
+            ("shift", None, ValueError, "`shift` and `shifted` go together"),
+            ("shifted", None, ValueError, "`shift` and `shifted` go together"),
+            ("shifted", torch.ones(5), TypeError, "`shifted`.*torch.bool, got torch.float32"),
+            ("shifted", torch.ones(3, dtype=torch.bool), ValueError, r"`shifted`.*got \(3,\)"),
+        ],
+    )
     def test_refuses(self, name, value, error, message):
         names = ("x", "gate", "index", "shift", "shifted")
         arguments = dict(zip(names, (torch.zeros(1, 3, 2, 2), *allocation(2)), strict=True))

@@ -1,0 +1,564 @@
+"""`sc.convert` and `sc.describe`: what is swapped, what is kept, what is refused and why."""
+
+import copy
+import pickle
+from collections import OrderedDict
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+
+import selectconv as sc
+from selectconv.layer import SelectConvNd
+
+BATCH_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+LAYERS = {1: sc.SelectConv1d, 2: sc.SelectConv2d, 3: sc.SelectConv3d}
+
+
+class Net(nn.Module):
+    """Modules by name, and a function of the net and its input as forward."""
+
+    def __init__(self, run, **modules):
+        super().__init__()
+        self.run = run
+        for name, module in modules.items():
+            self.add_module(name, module)
+
+    def forward(self, x):
+        return self.run(self, x)
+
+
+class MyConv(nn.Conv2d):
+    pass
+
+
+def small_net(axes=2, **options):
+    """A stem on raw input, a 3x3 and a 1x1 conv behind batch norms, with dropout between."""
+    norm, conv = BATCH_NORMS[axes], CONVS[axes]
+    layers = OrderedDict(
+        stem=conv(3, 16, 3, padding=1),
+        norm1=norm(16),
+        relu1=nn.ReLU(),
+        spatial=conv(16, 16, 3, padding=1, **options),
+        norm2=norm(16),
+        act2=nn.SiLU(inplace=True),
+        drop=nn.Dropout(0.3),
+        pointwise=conv(16, 4, 1),
+    )
+    return nn.Sequential(layers)
+
+
+def image(axes=2, channels=3):
+    return torch.randn(2, channels, *(6, 5, 4)[:axes])
+
+
+def selective(model):
+    return {name for name, module in model.named_modules() if isinstance(module, SelectConvNd)}
+
+
+def reason(model, name="conv"):
+    return {row.name: row.skipped for row in sc.describe(model)}[name]
+
+
+def state_of(model):
+    """Everything that a failed or repeated call must leave as it was."""
+    return (
+        [(name, type(module), module.training) for name, module in model.named_modules()],
+        [(name, id(value)) for name, value in [*model.named_parameters(), *model.named_buffers()]],
+        {name: value.tolist() for name, value in model.state_dict().items()},
+        [len(module._forward_hooks) for module in model.modules()],
+        [len(module._forward_pre_hooks) for module in model.modules()],
+        [sorted(vars(module)) for module in model.modules()],
+    )
+
+
+# What is swapped
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_eligible_convs_become_selective_layers(axes):
+    model = small_net(axes)
+    assert sc.convert(model, image(axes)) is model
+    assert [type(model[name]) for name in (0, 3, 7)] == [CONVS[axes], LAYERS[axes], LAYERS[axes]]
+    assert model.spatial.mean_source.bn is model.norm1
+    assert model.spatial.mean_source.act is model.relu1
+    assert model.pointwise.mean_source.bn is model.norm2
+    assert model.spatial.shift.shape == (16, axes)
+
+
+def test_untraceable_model_is_converted_and_observed():
+    net = Net(
+        lambda n, x: n.conv(n.bn(n.stem(x))) if x.sum() > 0 else n.stem(x),
+        stem=nn.Conv2d(3, 8, 1), bn=nn.BatchNorm2d(8), conv=nn.Conv2d(8, 8, 1),
+    )  # fmt: skip
+    sc.convert(net)
+    assert selective(net) == {"conv"}
+    assert isinstance(net.conv.mean_source, sc.ObservedMean)
+
+
+@pytest.mark.parametrize(
+    ("realloc", "may"),
+    [("all", (True, True)), ("pointwise", (False, True)), ("none", (False, False))],
+)
+def test_realloc_chooses_the_convs_that_may_reallocate(realloc, may):
+    model = sc.convert(small_net(), realloc=realloc)
+    assert (model.spatial.shift is not None, model.pointwise.shift is not None) == may
+
+
+def test_where_chooses_among_the_eligible():
+    asked = []
+    model = small_net()
+    plain = dict(model.named_modules())
+
+    def where(name, conv):
+        asked.append(name)
+        assert conv is plain[name]
+        return name == "pointwise"
+
+    assert selective(sc.convert(model, where=where)) == {"pointwise"}
+    assert asked == ["spatial", "pointwise"]  # not the stem
+    assert reason(model, "spatial") == "left out by `where`"
+
+
+def test_min_channels():
+    model = sc.convert(small_net(), min_channels=16)
+    assert selective(model) == {"spatial", "pointwise"}
+    with pytest.raises(sc.ConversionError, match="16 inputs, fewer than min_channels=17"):
+        sc.convert(small_net(), min_channels=17)
+
+
+def test_shared_conv_becomes_one_shared_layer():
+    shared = nn.Conv2d(8, 8, 1)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), shared, nn.BatchNorm2d(8), nn.Sequential(shared)
+    )
+    plain, x = copy.deepcopy(model), image()
+    sc.convert(model)
+    assert isinstance(model[2], sc.SelectConv2d)
+    assert model[4][0] is model[2]
+    assert isinstance(model[2].mean_source, sc.ObservedMean)
+    assert torch.equal(model(x), plain(x))
+    assert len(sc.describe(model)) == 2
+
+
+def test_plain_convs_that_were_added_later():
+    model = sc.convert(small_net())
+    first, attributes = model.spatial, sorted(vars(model.spatial))
+    model.add_module("norm3", nn.BatchNorm2d(4))
+    model.add_module("late", nn.Conv2d(4, 8, 1))
+    sc.convert(model, min_channels=4)
+    assert selective(model) == {"spatial", "pointwise", "late"}
+    assert model.spatial is first
+    assert sorted(vars(first)) == attributes
+    assert model.late.mean_source.bn is model.norm3
+
+
+def test_second_conversion_warns_and_changes_nothing():
+    model = sc.convert(small_net())
+    before = state_of(model)
+    with pytest.warns(sc.SelectConvWarning, match="converted already; nothing was changed"):
+        assert sc.convert(model) is model
+    assert state_of(model) == before
+
+
+# What is kept
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("options", [{}, {"groups": 4}, {"stride": 2}, {"bias": False}], ids=str)
+def test_outputs_are_bit_equal(training, options):
+    model = small_net(**options).train(training)
+    plain = copy.deepcopy(model)
+    sc.convert(model, image())
+    x = image()
+    outputs = []
+    for net in (plain, model):
+        torch.manual_seed(3)
+        outputs.append(net(x))
+        outputs[-1].square().sum().backward()
+    assert torch.equal(*outputs)
+    for (name, ours), theirs in zip(
+        [(k, v) for k, v in model.named_parameters() if not k.endswith("shift")],
+        plain.parameters(),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours.grad, theirs.grad, msg=name)
+
+
+def test_hooks_and_their_handles_are_kept():
+    model, calls = small_net(), []
+    handles = [
+        model.spatial.register_forward_hook(lambda *_: calls.append("forward")),
+        model.spatial.register_forward_pre_hook(lambda *_: calls.append("before")),
+        model.spatial.register_full_backward_hook(lambda *_: calls.append("backward")),
+    ]
+    sc.convert(model)
+    model(image()).sum().backward()
+    assert sorted(calls) == ["backward", "before", "forward"]
+    for handle in handles:
+        handle.remove()
+    model(image()).sum().backward()
+    assert len(calls) == 3
+
+
+def test_mixed_training_flags_are_kept():
+    model = small_net()
+    model.norm1.eval()
+    model.spatial.eval()
+    flags = {name: module.training for name, module in model.named_modules()}
+    sc.convert(model, image())
+    assert {name: module.training for name, module in model.named_modules()} == flags
+    assert not model.spatial.training
+    assert model.pointwise.training
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_dtype_is_kept(dtype):
+    model = sc.convert(small_net().to(dtype))
+    assert {value.dtype for value in model.parameters()} == {dtype}
+    assert model(image().to(dtype)).dtype == dtype
+
+
+def test_device_is_kept():
+    model = sc.convert(small_net().to("meta"))
+    assert {value.device.type for value in model.state_dict().values()} == {"meta"}
+
+
+def test_channels_last_weights_are_kept():
+    model = small_net().to(memory_format=torch.channels_last)
+    sc.convert(model, image().to(memory_format=torch.channels_last))
+    assert model.spatial.weight.is_contiguous(memory_format=torch.channels_last)
+    out = model(image().to(memory_format=torch.channels_last))
+    assert out.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_very_same_weights_are_kept():
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weight, bias = model.spatial.weight, model.spatial.bias
+    before = weight.detach().clone()
+    sc.convert(model)
+    assert model.spatial.weight is weight
+    assert model.spatial.bias is bias
+    model(image()).sum().backward()
+    optimizer.step()
+    assert not torch.equal(model.spatial.weight, before)
+
+
+def test_frozen_weights_stay_frozen():
+    model = small_net()
+    model.spatial.weight.requires_grad_(False)
+    assert not sc.convert(model).spatial.weight.requires_grad
+
+
+def test_plain_checkpoint_loads():
+    plain = small_net()
+    missing, unexpected = sc.convert(small_net()).load_state_dict(plain.state_dict(), strict=False)
+    assert unexpected == []
+    assert {key.rpartition(".")[2] for key in missing} == {
+        "gate", "index", "moved", "shifted", "shift",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("example", [None, image()], ids=["no example", "example"])
+def test_statistics_and_random_numbers_are_not_touched(example):
+    noisy = Net(
+        lambda n, x: n.conv(F.dropout(n.norm(n.first(x)), 0.5) * torch.rand(1)),
+        first=small_net(), norm=nn.BatchNorm2d(4), conv=nn.Conv2d(4, 4, 1),
+    )  # fmt: skip
+    statistics = {name: value.clone() for name, value in noisy.named_buffers()}
+    random_state = torch.get_rng_state()
+    sc.convert(noisy, example)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    for name, value in statistics.items():
+        assert torch.equal(noisy.get_buffer(name), value), name
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_copies_read_their_own_batch_norms(how):
+    model = sc.convert(small_net())
+    clone = copy.deepcopy(model) if how == "deepcopy" else pickle.loads(pickle.dumps(model))
+    assert clone.spatial.mean_source.bn is clone.norm1
+    assert clone.spatial.mean_source.act is clone.relu1
+    before = model.spatial.input_mean()
+    with torch.no_grad():
+        clone.norm1.bias += 1
+    assert torch.equal(model.spatial.input_mean(), before)
+    assert (clone.spatial.input_mean() > before).all()
+
+
+# What is skipped
+
+
+def chain(*modules):
+    """A net that ends in `modules`, of which the last is called conv, and has an eligible conv."""
+    names = [*(f"m{number}" for number in range(len(modules) - 1)), "conv"]
+    head = [("stem", nn.Conv2d(3, 16, 1)), ("norm", nn.BatchNorm2d(16)), ("relu", nn.ReLU())]
+    eligible = ("eligible", nn.Conv2d(16, 16, 1))
+    return nn.Sequential(OrderedDict([*head, eligible, *zip(names, modules, strict=True)]))
+
+
+def tied():
+    first, second = nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1)
+    second.weight = first.weight
+    return chain(first, second)
+
+
+def raw(run, width=16):
+    """A net of 16-channel images whose conv sees them through `run`."""
+
+    def forward(net, x):
+        return net.eligible(net.norm(x)), net.conv(run(net, x))
+
+    return Net(
+        forward,
+        norm=nn.BatchNorm2d(16), eligible=nn.Conv2d(16, 4, 1), conv=nn.Conv2d(width, 4, 1),
+    )  # fmt: skip
+
+
+SKIPPED = {
+    "depthwise": (lambda: chain(nn.Conv2d(16, 16, 3, groups=16)), "depthwise"),
+    "depthwise with a multiplier": (lambda: chain(nn.Conv2d(16, 32, 3, groups=16)), "depthwise"),
+    "transposed": (lambda: chain(nn.ConvTranspose2d(16, 16, 3)), "transposed"),
+    "subclass": (
+        lambda: chain(MyConv(16, 16, 3)), "a subclass (MyConv) may compute something else",
+    ),
+    "parametrised": (
+        lambda: chain(parametrizations.weight_norm(nn.Conv2d(16, 16, 3))), "parametrised weight",
+    ),
+    "pruned": (
+        lambda: chain(prune.l1_unstructured(nn.Conv2d(16, 16, 3), "weight", 0.5)),
+        "its weight is recomputed by a hook",
+    ),
+    "few channels": (
+        lambda: chain(nn.Conv2d(16, 4, 1), nn.Conv2d(4, 4, 1)),
+        "4 inputs, fewer than min_channels=8",
+    ),
+    "tied": (tied, "shares its weight with another module"),
+    "raw input": (lambda: raw(lambda n, x: x), "fed with raw input"),
+    "raw input, pooled": (lambda: raw(lambda n, x: F.max_pool2d(x, 2)), "fed with raw input"),
+    "raw input, padded": (lambda: raw(lambda n, x: F.pad(x, (1, 1))), "fed with raw input"),
+    "raw input, concatenated": (
+        lambda: raw(lambda n, x: torch.cat([x, n.norm(x)], dim=1), 32), "fed with raw input",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SKIPPED)
+def test_skipped_with_a_reason(name):
+    build, why = SKIPPED[name]
+    model = build()
+    conv = model.conv
+    sc.convert(model)
+    assert model.conv is conv
+    assert isinstance(model.eligible, sc.SelectConv2d)
+    assert reason(model) == why
+    assert why in str(sc.describe(model))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_old_weight_norm_is_skipped():
+    model = sc.convert(chain(nn.utils.weight_norm(nn.Conv2d(16, 16, 3))))
+    assert reason(model) == "its weight is recomputed by a hook"
+
+
+class SqueezeExcite(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.pool, self.conv, self.expand = nn.AdaptiveAvgPool2d(1), nn.Conv2d(16, 8, 1), nn.ReLU()
+
+    def forward(self, x):
+        return self.expand(self.conv(self.pool(x)))
+
+
+@pytest.mark.parametrize("example", [None, image()], ids=["no example", "example"])
+def test_convs_on_1x1_maps_are_skipped_where_an_example_shows_them(example):
+    model = sc.convert(chain(SqueezeExcite()), example)
+    if example is None:
+        assert isinstance(model.conv.conv, sc.SelectConv2d)
+    else:
+        assert reason(model, "conv.conv") == "works on 1x1 maps only: nothing to shift"
+        assert isinstance(model.eligible, sc.SelectConv2d)
+
+
+@pytest.mark.parametrize("sizes", [(1, 4), (4, 1)])
+def test_conv_that_also_sees_larger_maps_is_not_skipped(sizes):
+    net = Net(
+        lambda n, x: [n.conv(F.adaptive_avg_pool2d(n.stem(x), size)).sum() for size in sizes],
+        stem=nn.Conv2d(3, 8, 1), conv=nn.Conv2d(8, 8, 1),
+    )  # fmt: skip
+    assert selective(sc.convert(net, image())) == {"conv"}
+
+
+class TwoInputs(nn.Module):
+    """Data-dependent control flow, so that only the example shows that `conv` sees raw input."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.eligible = (
+            nn.Conv2d(16, 8, 1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1),
+        )  # fmt: skip
+
+    def forward(self, x, scale):
+        return self.eligible(self.norm(self.conv(x))) * scale if scale > 0 else self.conv(x)
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        (image(channels=16), 2.0),
+        [image(channels=16), 2.0],
+        {"scale": 2.0, "x": image(channels=16)},
+    ],
+    ids=["tuple", "list", "dict"],
+)
+def test_example_input_of_several_arguments(example):
+    model = TwoInputs()
+    sc.convert(model, example)
+    assert selective(model) == {"eligible"}
+    assert reason(model) == "fed with raw input"
+
+
+# What is refused, and leaves the model as it was
+
+
+def refuse(model, error, match, *args, **kwargs):
+    model.train()
+    if isinstance(model, nn.Sequential) and len(model):
+        model[0].eval()
+    before = state_of(model)
+    with pytest.raises(error, match=match) as caught:
+        sc.convert(model, *args, **kwargs)
+    assert state_of(model) == before
+    return caught.value
+
+
+def test_example_of_a_wrong_shape():
+    wrong = torch.zeros(1, 5, 8, 8)
+    model = small_net()
+    model.stem.register_forward_hook(lambda *_: None)
+    error = refuse(model, sc.ConversionError, "`example_input`: the model fails on it with", wrong)
+    with pytest.raises(RuntimeError) as own:
+        small_net()(wrong)
+    assert str(own.value) in str(error)
+    assert isinstance(error.__cause__, RuntimeError)
+
+
+def test_nothing_eligible_is_told_from_where_left_all_out():
+    plain = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, groups=8))
+    nothing = "none of the 2 convs is eligible: 0: 3 inputs, .*; 2: depthwise"
+    refuse(plain, sc.ConversionError, nothing)
+    left_out = "`where` left out every eligible conv of the 3: .*spatial: left out by `where`"
+    refuse(small_net(), sc.ConversionError, left_out, where=lambda *_: False)
+
+
+def test_long_lists_of_refused_convs_are_cut():
+    model = nn.Sequential(*(nn.Conv2d(2, 2, 1) for _ in range(9)))
+    error = refuse(model, sc.ConversionError, "none of the 9 convs is eligible")
+    assert "; 4: 2 inputs" in str(error)
+    assert "; 5: " not in str(error)
+    assert str(error).endswith(" and 4 more.")
+
+
+def test_no_convs():
+    refuse(nn.Sequential(nn.Linear(3, 3)), sc.ConversionError, "has no convolutions to convert")
+
+
+def test_model_that_is_a_conv_itself():
+    refuse(nn.Conv2d(16, 16, 1), sc.ConversionError, r"\(model\): is the model itself.*from_conv")
+
+
+def test_failing_where():
+    def where(name, conv):
+        raise KeyError(name)
+
+    refuse(small_net(), KeyError, "spatial", where=where)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"min_channels": 0}, ValueError, "`min_channels` must be at least 1, got 0"),
+        ({"min_channels": 8.0}, TypeError, "`min_channels` must be an integer .* got 8.0"),
+        ({"realloc": "pointwize"}, ValueError, "`realloc` .*'pointwize'. Did you mean 'pointwise'"),
+    ],
+)
+def test_bad_options(options, error, match):
+    refuse(small_net(), error, match, **options)
+
+
+@pytest.mark.parametrize("function", [sc.convert, sc.describe])
+def test_not_a_module(function):
+    with pytest.raises(TypeError, match=r"`model` must be an nn\.Module, got list"):
+        function([nn.Conv2d(16, 16, 1)])
+
+
+# describe
+
+
+def test_describe_rows():
+    model = sc.convert(small_net(), realloc="all")
+    model.spatial.close([1, 2, 3])
+    model.spatial.realloc(top_k=1)
+    model.spatial.close([2, 5])
+    stem, spatial, pointwise = sc.describe(model)
+    assert (stem.name, stem.shape) == ("stem", (16, 3, 3, 3))
+    assert (stem.source, stem.skipped) == (None, "3 inputs, fewer than min_channels=8")
+    assert (stem.open, stem.closed, stem.moved, stem.smallest_gamma) == (3, 0, 0, None)
+    assert (spatial.name, spatial.source, spatial.skipped) == (
+        "spatial", "batch norm + ReLU", None,
+    )  # fmt: skip
+    assert (spatial.open, spatial.closed, spatial.moved) == (14, 2, 2)
+    assert spatial.smallest_gamma == model.spatial.smallest_gamma()
+    assert pointwise.smallest_gamma == model.pointwise.smallest_gamma()
+    assert (pointwise.open, pointwise.closed, pointwise.moved) == (16, 0, 0)
+
+
+def test_describe_prints_a_table():
+    model = sc.convert(small_net())
+    model.spatial.close([0, 1])
+    *table, summary = str(sc.describe(model)).splitlines()
+    assert len(table) == 4
+    for line, name in zip(table[1:], ["stem", "spatial", "pointwise"], strict=True):
+        assert line.split()[0] == name
+    gamma = f"{model.spatial.smallest_gamma():.2g}"
+    assert table[2].split() == f"spatial 16x16x3x3 batch norm + ReLU 14 2 0 {gamma}".split()
+    assert "plain: 3 inputs, fewer than min_channels=8" in table[1]
+    assert summary == "2 of 3 convs selective; of 32 slots 2 closed, 0 re-allocated"
+
+
+def test_describe_of_a_plain_model():
+    model = nn.Sequential(small_net(), nn.Conv2d(4, 4, 1, groups=4))
+    rows = sc.describe(model)
+    assert [row.skipped for row in rows] == [
+        "3 inputs, fewer than min_channels=8", "not converted", "not converted", "depthwise",
+    ]  # fmt: skip
+    assert {row.smallest_gamma for row in rows} == {None}
+    assert str(rows).endswith("0 of 4 convs selective; of 0 slots 0 closed, 0 re-allocated")
+
+
+def test_describe_of_no_convs_and_of_a_bare_conv():
+    assert len(sc.describe(nn.Linear(2, 2))) == 0
+    assert str(sc.describe(nn.Linear(2, 2))).startswith("conv")
+    assert "(model)" in str(sc.describe(nn.Conv2d(16, 16, 1)))
+
+
+def test_describe_knows_no_gamma_before_anything_was_observed():
+    model = sc.convert(nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 4, 1)))
+    row = sc.describe(model)[1]
+    assert (row.source, row.smallest_gamma) == ("observed", None)
+    model(image())
+    assert sc.describe(model)[1].smallest_gamma == model[2].smallest_gamma()
+    model[2].mean_source = None
+    row = sc.describe(model)[1]
+    assert (row.source, row.smallest_gamma) == ("none: set `mean_source`", None)
+
+
+def test_a_conv_with_a_patched_forward_is_skipped():
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1))
+    model[2].forward = model[2].forward
+    sc.convert(model)
+    assert [row.skipped for row in sc.describe(model)][1:] == ["its forward is patched", None]

@@ -1,0 +1,1090 @@
+"""The selective layers in one, two and three dimensions: what they compute, close and re-open."""
+
+import copy
+import inspect
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import selectconv as sc
+from oracles_allocation import count_readers, naive_scores, naive_select, top_candidates
+from selectconv import AllocationError, BatchNormMean, ConstantMean, MeanSourceError, ObservedMean
+from selectconv.allocation import LayerPlan, ReallocRule
+
+# float64, sums of at most some hundred products of order one, taken in another order.
+EXACT = {"rtol": 1e-11, "atol": 1e-11}
+# float32 nECDM of a handful of slots.
+FLOAT32 = {"rtol": 1e-5, "atol": 1e-6}
+# bfloat16 keeps 8 bits: 2^-8 a rounding, of input, weights and result.
+BFLOAT16 = {"rtol": 3 * 2**-8, "atol": 0.05}
+
+DIMS = (1, 2, 3)
+SELECT = {1: sc.SelectConv1d, 2: sc.SelectConv2d, 3: sc.SelectConv3d}
+PLAIN = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+MAPS = {1: (7,), 2: (5, 6), 3: (3, 4, 5)}  # no two sizes alike
+NEW_KEYS = {"gate", "index", "moved", "shifted", "shift"}
+VARIANTS = {
+    "defaults": {},
+    "stride": {"stride": 2},
+    "padding": {"padding": 1},
+    "same": {"padding": "same"},
+    "dilation": {"dilation": 2, "padding": 2},
+    "groups": {"groups": 2, "padding": 1},
+    "no bias": {"bias": False},
+    "reflect": {"padding": 1, "padding_mode": "reflect"},
+    "replicate": {"padding": 1, "padding_mode": "replicate"},
+    "circular": {"padding": 1, "padding_mode": "circular"},
+    "all": {"stride": 2, "groups": 4, "padding": 1, "padding_mode": "circular", "bias": False},
+}
+
+in_all_dims = pytest.mark.parametrize("dims", DIMS)
+in_all_variants = pytest.mark.parametrize("arguments", VARIANTS.values(), ids=VARIANTS.keys())
+
+
+def make_layer(dims=2, kernel_size=3, dtype=torch.float64, **arguments):
+    return SELECT[dims](8, 4, kernel_size, dtype=dtype, **arguments)
+
+
+def make_input(dims=2, batch=2, dtype=torch.float64):
+    return torch.randn(batch, 8, *MAPS[dims], dtype=dtype)
+
+
+def allocate(layer, gate, index, shifted, shift):
+    """Write an allocation into the buffers, past the code under test."""
+    layer.gate.copy_(torch.tensor(gate, dtype=torch.bool))
+    layer.index.copy_(torch.tensor(index))
+    layer.shifted.copy_(torch.tensor(shifted, dtype=torch.bool))
+    layer.moved.copy_(layer.index != torch.arange(len(index)))
+    if layer.shift is not None:
+        with torch.no_grad():
+            layer.shift.copy_(shift)
+
+
+def allocate_mixed(layer):
+    """Slots of every kind, and shifts also where none applies: they must not be read.
+
+    0: open, and a source; 1: closed, though its channel is read; 2: moved unshifted; 3: moved and
+    shifted; 4: shifted out of the frame; 5: a source, shifted in its own place; 6: shifted, reads
+    the channel of a closed slot; 7: moved, then closed.
+    """
+    shift = torch.randn(8, layer.weight.ndim - 2, generator=torch.Generator().manual_seed(1)) * 1.2
+    shift[4] = 40.3
+    allocate(
+        layer,
+        gate=[1, 0, 1, 1, 1, 1, 1, 0],
+        index=[0, 1, 0, 0, 5, 5, 1, 3],
+        shifted=[0, 0, 0, 1, 1, 1, 1, 1],
+        shift=shift,
+    )
+
+
+def convolve_naively(layer, x, dims, **arguments):
+    """Conv(SelectChannel(x)) with torch's conv and the naive SelectChannel."""
+    plain = PLAIN[dims](8, 4, 3, dtype=layer.weight.dtype, **arguments)
+    plain.weight, plain.bias = layer.weight, layer.bias
+    return plain(naive_select(x, layer.gate, layer.index, layer.shift, layer.shifted))
+
+
+def snapshot(module):
+    return {key: value.clone() for key, value in module.state_dict().items()}
+
+
+def assert_same_state(module, expected):
+    state = module.state_dict()
+    assert set(state) == set(expected)
+    for key, value in state.items():
+        assert torch.equal(value.nan_to_num(7.0), expected[key].nan_to_num(7.0)), key
+
+
+def slot_weight(layer, slot):
+    """View a slot's weights: (O / groups, ...)."""
+    width = layer.in_channels // layer.groups
+    outputs = layer.out_channels // layer.groups
+    group = slot // width
+    return layer.weight.detach()[group * outputs : (group + 1) * outputs, slot % width]
+
+
+def with_batch_norm(layer, act=torch.relu, seed=0):
+    """Give a layer a mean source of random batch norm parameters."""
+    generator = torch.Generator().manual_seed(seed)
+    bn = nn.BatchNorm2d(layer.in_channels)
+    with torch.no_grad():
+        bn.bias.copy_(torch.randn(layer.in_channels, generator=generator))
+        bn.weight.copy_(torch.rand(layer.in_channels, generator=generator) + 0.2)
+    layer.mean_source = BatchNormMean(bn, act)
+    return layer
+
+
+def with_necdm(rows, groups=1, **arguments):
+    """Make a pointwise layer whose ECDM, for an input of mean 1, is the matrix `rows` (I, O)."""
+    rows = torch.tensor(rows)
+    slots, outputs = len(rows), rows.shape[1] * groups
+    layer = sc.SelectConv2d(slots, outputs, 1, groups=groups, **arguments)
+    with torch.no_grad():
+        for group in range(groups):
+            here = slice(group * slots // groups, (group + 1) * slots // groups)
+            to = slice(group * rows.shape[1], (group + 1) * rows.shape[1])
+            layer.weight[to] = rows[here].t()[:, :, None, None]
+    layer.mean_source = ConstantMean(1.0, slots)
+    return layer
+
+
+# Construction
+
+
+@in_all_dims
+def test_the_constructor_is_torchs_and_reallocate(dims):
+    *ours, reallocate = inspect.signature(SELECT[dims]).parameters.values()
+    theirs = inspect.signature(PLAIN[dims]).parameters.values()
+    assert [(p.name, p.default, p.kind) for p in ours] == [
+        (p.name, p.default, p.kind) for p in theirs
+    ]
+    assert (reallocate.name, reallocate.default) == ("reallocate", True)
+    assert reallocate.kind is inspect.Parameter.KEYWORD_ONLY
+
+
+@in_all_dims
+@in_all_variants
+def test_a_fresh_layer_is_the_plain_conv_to_the_bit(dims, arguments):
+    torch.manual_seed(3)
+    plain = PLAIN[dims](8, 4, 3, **arguments)
+    torch.manual_seed(3)
+    layer = SELECT[dims](8, 4, 3, **arguments)
+    x = make_input(dims, dtype=torch.float32)
+    assert torch.equal(layer(x), plain(x))  # the same initialisation, too
+    assert torch.equal(layer.eval()(x), plain(x))
+    assert torch.equal(layer(x[0]), plain(x[0]))
+    assert torch.equal(layer.select(x), x)
+
+
+@in_all_dims
+def test_a_plain_state_dict_loads_and_leaves_the_new_keys_missing(dims):
+    plain, layer = PLAIN[dims](8, 4, 3), SELECT[dims](8, 4, 3)
+    missing, unexpected = layer.load_state_dict(plain.state_dict(), strict=False)
+    assert (set(missing), unexpected) == (NEW_KEYS, [])
+    x = make_input(dims, dtype=torch.float32)
+    assert torch.equal(layer(x), plain(x))
+
+
+@in_all_dims
+def test_a_fresh_allocation(dims):
+    layer = make_layer(dims)
+    assert (layer.gate.dtype, layer.gate.all().item()) == (torch.bool, True)
+    assert (layer.index.dtype, layer.index.tolist()) == (torch.int64, list(range(8)))
+    for buffer in (layer.moved, layer.shifted):
+        assert (buffer.dtype, buffer.tolist()) == (torch.bool, [False] * 8)
+    assert isinstance(layer.shift, nn.Parameter)
+    assert torch.equal(layer.shift, torch.zeros(8, dims, dtype=torch.float64))
+    assert (layer.mean_source, layer.weight_std) == (None, None)
+
+
+@in_all_dims
+def test_without_reallocation_there_is_no_shift(dims):
+    layer = make_layer(dims, reallocate=False)
+    assert layer.shift is None
+    assert set(layer.state_dict()) == NEW_KEYS - {"shift"} | {"weight", "bias"}
+    layer.close([1, 4])
+    for source in (None, ObservedMean(), ConstantMean(1.0, 8)):
+        layer.mean_source = source
+        opened = layer.realloc()  # needs no mean: there is nothing to decide
+        assert (opened.tolist(), opened.dtype) == ([], torch.int64)
+    assert layer.gate.tolist() == [True, False, True, True, False, True, True, True]
+    x = make_input(dims)
+    torch.testing.assert_close(layer(x), convolve_naively(layer, x, dims), **EXACT)
+
+
+# from_conv
+
+
+@in_all_dims
+def test_from_conv_keeps_the_very_tensors(dims):
+    conv = PLAIN[dims](8, 4, 3, padding=1, groups=2).eval().requires_grad_(False)
+    conv.note = "of the user"
+    source = ConstantMean(1.0, 8)
+    layer = SELECT[dims].from_conv(conv, mean=source)
+    assert type(layer) is SELECT[dims]
+    assert layer.weight is conv.weight
+    assert layer.bias is conv.bias
+    assert layer.mean_source is source
+    assert (layer.training, layer.note) == (False, "of the user")
+    assert layer.shift.requires_grad
+    x = make_input(dims, dtype=torch.float32)
+    assert torch.equal(layer(x), conv(x))
+    assert set(conv.state_dict()) == {"weight", "bias"}  # the conv itself is left as it was
+
+
+@pytest.mark.parametrize("reallocate", [True, False])
+def test_from_conv_passes_reallocate_on(reallocate):
+    layer = sc.SelectConv2d.from_conv(nn.Conv2d(8, 4, 1, bias=False), reallocate=reallocate)
+    assert (layer.shift is not None) is reallocate
+    assert layer.bias is None
+    assert layer(torch.randn(1, 8, 2, 2)).shape == (1, 4, 2, 2)
+
+
+def test_from_conv_keeps_hooks_and_their_handles():
+    conv, calls = nn.Conv2d(8, 4, 1), []
+    handles = [
+        conv.register_forward_pre_hook(lambda *_: calls.append("before")),
+        conv.register_forward_hook(lambda *_: calls.append("after")),
+        conv.register_forward_hook(lambda *_, **__: calls.append("kwargs"), with_kwargs=True),
+        conv.register_full_backward_hook(lambda *_: calls.append("backward")),
+    ]
+    layer = sc.SelectConv2d.from_conv(conv)
+    x = torch.randn(1, 8, 2, 2, requires_grad=True)
+    layer(x).sum().backward()
+    assert calls == ["before", "after", "kwargs", "backward"]
+    for handle in handles:
+        handle.remove()
+    layer(x).sum().backward()
+    assert len(calls) == 4
+
+
+def test_from_conv_of_a_compiled_conv_does_not_run_the_old_conv():
+    conv = nn.Conv2d(8, 4, 1)
+    conv.compile(backend="eager")
+    layer = sc.SelectConv2d.from_conv(conv)
+    layer.close(range(8))
+    assert torch.equal(layer(torch.randn(1, 8, 2, 2))[0, :, 0, 0], conv.bias)
+
+
+class OtherConv(nn.Conv2d):
+    """A subclass: it may compute something else."""
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: OtherConv(8, 4, 1), "exactly a torch.nn.Conv2d, got OtherConv"),
+        (lambda: nn.Conv1d(8, 4, 1), "exactly a torch.nn.Conv2d, got Conv1d"),
+        (lambda: nn.ConvTranspose2d(8, 4, 1), "got ConvTranspose2d"),
+        (lambda: sc.SelectConv2d(8, 4, 1), "got SelectConv2d"),
+        (lambda: nn.Linear(8, 4), "got Linear"),
+        (
+            lambda: nn.utils.parametrizations.weight_norm(nn.Conv2d(8, 4, 1)),
+            "got ParametrizedConv2d",
+        ),
+        (lambda: nn.utils.spectral_norm(nn.Conv2d(8, 4, 1)), "must own its weight"),
+    ],
+    ids=["subclass", "1d", "transposed", "selective", "linear", "parametrised", "hooked"],
+)
+def test_from_conv_refuses_what_may_compute_something_else(make, message):
+    with pytest.raises(TypeError, match=message):
+        sc.SelectConv2d.from_conv(make())
+
+
+def test_from_conv_refuses_the_old_weight_norm():
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        conv = nn.utils.weight_norm(nn.Conv2d(8, 4, 1))
+    with pytest.raises(TypeError, match="must own its weight"):
+        sc.SelectConv2d.from_conv(conv)
+
+
+# Forward
+
+
+@in_all_dims
+@in_all_variants
+def test_a_mixed_allocation_equals_the_naive_reference(dims, arguments):
+    layer = make_layer(dims, **arguments)
+    allocate_mixed(layer)
+    x = make_input(dims)
+    expected = convolve_naively(layer, x, dims, **arguments)
+    torch.testing.assert_close(layer(x), expected, **EXACT)
+    torch.testing.assert_close(layer.eval()(x), expected, **EXACT)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x[:1]), expected[:1], **EXACT)
+        torch.testing.assert_close(layer(x[0]), expected[0], **EXACT)  # unbatched
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 5), (3, 2)])
+def test_maps_smaller_than_the_shift(size):
+    layer = make_layer(padding=1)
+    allocate_mixed(layer)
+    x = torch.randn(1, 8, *size, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), convolve_naively(layer, x, 2, padding=1), **EXACT)
+
+
+@in_all_dims
+def test_select_is_the_naive_select_channel(dims):
+    layer = make_layer(dims)
+    allocate_mixed(layer)
+    x = make_input(dims)
+    expected = naive_select(x, layer.gate, layer.index, layer.shift, layer.shifted)
+    torch.testing.assert_close(layer.select(x), expected, **EXACT)
+
+
+def test_select_refuses_other_shapes():
+    layer = make_layer()
+    for shape in ((2, 7, 5, 5), (8, 5, 5)):
+        with pytest.raises(ValueError, match=r"`x` must have shape \(\*, 8, \*, \*\)"):
+            layer.select(torch.randn(shape))
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("shape", [(2, 7, 5, 6), (2, 12, 5, 6), (12, 5, 6), (2, 2, 8, 5, 6)])
+def test_inputs_that_a_conv_refuses_are_refused_in_torchs_words(shape, mixed):
+    layer = make_layer()
+    if mixed:
+        allocate_mixed(layer)
+    x = torch.randn(shape, dtype=torch.float64)
+    with pytest.raises(RuntimeError) as theirs:
+        nn.Conv2d(8, 4, 3).double()(x)
+    with pytest.raises(RuntimeError) as ours:
+        layer(x)
+    assert str(ours.value) == str(theirs.value)
+
+
+def test_all_slots_closed_leave_the_bias():
+    layer = make_layer()
+    layer.close(range(8))
+    assert torch.equal(layer(make_input())[0, :, 0, 0], layer.bias)
+
+
+@pytest.mark.parametrize("allocation", ["fresh", "closed", "mixed"])
+def test_the_input_is_never_written_into(allocation):
+    layer = make_layer(padding=1)
+    if allocation == "closed":
+        layer.close([2, 3])
+    elif allocation == "mixed":
+        allocate_mixed(layer)
+    x = make_input()
+    before, version = x.clone(), x._version
+    layer(x)
+    layer.select(x)
+    layer.eval()(x)
+    assert (torch.equal(x, before), x._version) == (True, version)
+
+
+def test_others_may_read_and_rewrite_the_same_input():
+    # An in-place ReLU before the layer, a residual around it, and an in-place op after it.
+    layer, other = make_layer(padding=1), nn.Conv2d(8, 4, 1).double()
+    allocate_mixed(layer)
+    x = make_input().requires_grad_()
+
+    def run(convolve):
+        hidden = torch.relu_(x * 1.0)
+        return (convolve(hidden) + other(hidden)).relu_().square().sum() + hidden.sum()
+
+    ours = torch.autograd.grad(run(layer), x)[0]
+    theirs = torch.autograd.grad(run(lambda h: convolve_naively(layer, h, 2, padding=1)), x)[0]
+    torch.testing.assert_close(ours, theirs, **EXACT)
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_channels_last_in_gives_the_same_values(dims):
+    layout = torch.channels_last if dims == 2 else torch.channels_last_3d
+    layer = make_layer(dims, padding=1)
+    allocate_mixed(layer)
+    x = make_input(dims)
+    expected = layer(x)
+    torch.testing.assert_close(layer(x.to(memory_format=layout)), expected, **EXACT)
+    assert layer.select(x.to(memory_format=layout)).is_contiguous(memory_format=layout)
+    layer.to(memory_format=layout)
+    assert layer._open_weight().is_contiguous(memory_format=layout)  # or torch would reorder it
+    torch.testing.assert_close(layer(x.to(memory_format=layout)), expected, **EXACT)
+
+
+@in_all_dims
+def test_bfloat16(dims):
+    layer = make_layer(dims, dtype=torch.float32)
+    allocate_mixed(layer)
+    layer.to(torch.bfloat16)
+    x = make_input(dims, dtype=torch.bfloat16)
+    exact = copy.deepcopy(layer).double()
+    out = layer(x)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.double(), convolve_naively(exact, x.double(), dims), **BFLOAT16)
+
+
+def test_autocast():
+    layer = make_layer(dtype=torch.float32)
+    allocate_mixed(layer)
+    x = make_input(dtype=torch.float32).requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = layer(x)
+        fresh = make_layer(dtype=torch.float32)(x)
+    assert out.dtype == fresh.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), convolve_naively(layer, x, 2), **BFLOAT16)
+    out.sum().backward()
+    assert layer.weight.grad.dtype == layer.shift.grad.dtype == x.grad.dtype == torch.float32
+
+
+# Gradients
+
+
+def gradients(out, tensors, weights):
+    return torch.autograd.grad((out * weights).sum(), tensors)
+
+
+@in_all_dims
+@pytest.mark.parametrize("groups", [1, 2])
+def test_gradients_equal_those_of_the_naive_reference(dims, groups):
+    arguments = {"padding": 1, "groups": groups}
+    layer = make_layer(dims, **arguments)
+    allocate_mixed(layer)
+    x = make_input(dims).requires_grad_()
+    tensors = (x, layer.weight, layer.bias, layer.shift)
+    out = layer(x)
+    weights = torch.randn_like(out)
+    ours = gradients(out, tensors, weights)
+    theirs = gradients(convolve_naively(layer, x, dims, **arguments), tensors, weights)
+    for name, grad, expected in zip(("x", "weight", "bias", "shift"), ours, theirs, strict=True):
+        torch.testing.assert_close(grad, expected, **EXACT, msg=lambda text, at=name: at + text)
+    assert bool(ours[3][3].all())  # a slot whose shift matters learns it
+
+
+ALLOCATIONS = {
+    "fresh": lambda layer: None,
+    "closed": lambda layer: layer.close([0, 5]),
+    "all closed": lambda layer: layer.close(range(8)),
+    "copied": lambda layer: allocate(layer, [1] * 8, [0] * 8, [0] * 8, torch.ones(8, 2)),
+    "mixed": allocate_mixed,
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("change", ALLOCATIONS.values(), ids=ALLOCATIONS.keys())
+def test_every_parameter_gets_a_gradient(change, training):
+    layer = make_layer(padding=1).train(training)
+    change(layer)
+    layer(make_input()).square().sum().backward()
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad is not None, name
+    unshifted = ~(layer.shifted & layer.gate)
+    assert not layer.shift.grad[unshifted].any()
+    assert not layer.weight.grad[:, ~layer.gate].any()
+    used = layer.weight.grad[:, layer.gate & ~layer.shifted]
+    assert bool((used != 0).all())
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias", "shift"])
+def test_a_frozen_parameter_stays_without_a_gradient(frozen):
+    layer = make_layer()
+    layer.get_parameter(frozen).requires_grad_(False)
+    for change in (ALLOCATIONS["fresh"], allocate_mixed):
+        change(layer)
+        layer.zero_grad()
+        layer(make_input()).sum().backward()
+        for name, parameter in layer.named_parameters():
+            assert (parameter.grad is None) is (name == frozen)
+
+
+# torch.compile
+
+
+@pytest.fixture
+def counting_backend():
+    from torch._dynamo.testing import CompileCounterWithBackend  # slow to import: only here
+
+    torch._dynamo.reset()
+    yield CompileCounterWithBackend("aot_eager")
+    torch._dynamo.reset()
+
+
+def test_one_compiled_graph_serves_every_allocation(counting_backend):
+    layer = make_layer(padding=1)
+    layer.mean_source = ObservedMean()
+    compiled = torch.compile(layer, fullgraph=True, backend=counting_backend)
+    x = make_input().requires_grad_()
+    tensors = (x, layer.weight, layer.bias, layer.shift)
+    for change in ALLOCATIONS.values():
+        change(layer)
+        ours, theirs = compiled(x), layer(x)
+        weights = torch.randn_like(theirs)
+        torch.testing.assert_close(ours, theirs, **EXACT)
+        pairs = zip(gradients(ours, tensors, weights), gradients(theirs, tensors, weights),
+                    strict=True)  # fmt: skip
+        for grad, expected in pairs:
+            torch.testing.assert_close(grad, expected, **EXACT)
+    assert counting_backend.frame_count == 1
+    assert int(layer.observed_batches) == 2 * len(ALLOCATIONS)
+
+
+# Damage
+
+
+def test_input_mean_follows_the_slots():
+    layer = with_batch_norm(make_layer(dtype=torch.float32))
+    channels = layer.mean_source.mean()
+    allocate_mixed(layer)
+    expected = channels[layer.index] * layer.gate
+    assert torch.equal(layer.input_mean(), expected)
+
+
+@pytest.mark.parametrize("act", [torch.relu, None, nn.SiLU()], ids=["relu", "none", "silu"])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_ecdm_by_loops(groups, act):
+    layer = with_batch_norm(make_layer(dtype=torch.float32, groups=groups), act)
+    allocate_mixed(layer)
+    mean, var = layer.mean_source.mean().tolist(), layer.mean_source.var().tolist()
+    by_mean, by_rms = torch.zeros(8, 4), torch.zeros(8, 4)
+    for slot in range(8):
+        channel = int(layer.index[slot])
+        kernels = slot_weight(layer, slot)
+        for row, kernel in enumerate(kernels if layer.gate[slot] else []):
+            output = slot // (8 // groups) * (4 // groups) + row
+            by_mean[slot, output] = mean[channel] * kernel.sum()
+            energy = var[channel] * kernel.square().sum()
+            by_rms[slot, output] = (energy + by_mean[slot, output] ** 2).sqrt()
+    torch.testing.assert_close(layer.ecdm(), by_mean, **FLOAT32)
+    torch.testing.assert_close(layer.ecdm(damage="mean"), by_mean, **FLOAT32)
+    torch.testing.assert_close(layer.ecdm(damage="rms"), by_rms, **FLOAT32)
+    auto = by_mean if act is torch.relu else by_rms
+    torch.testing.assert_close(layer.ecdm(damage="auto"), auto, **FLOAT32)
+    normalized = by_rms / by_rms.sum(dim=0)
+    torch.testing.assert_close(layer.ecdm(normalized=True, damage="rms"), normalized, **FLOAT32)
+    assert not layer.ecdm()[~layer.gate].any()
+    assert not layer.ecdm().requires_grad
+
+
+@pytest.mark.parametrize("call", ["ecdm", "dealloc", "realloc", "plan"])
+def test_an_unknown_damage_is_refused(call):
+    layer = with_batch_norm(make_layer())
+    with pytest.raises(ValueError, match="`damage` must be one of auto, mean, rms; got 'max'"):
+        getattr(layer, call)(damage="max")
+
+
+@pytest.mark.parametrize("call", ["input_mean", "ecdm", "dealloc", "realloc", "smallest_gamma"])
+def test_without_a_mean_nothing_is_decided(call):
+    layer = make_layer()
+    layer.close([0])
+    before = snapshot(layer)
+    with pytest.raises(MeanSourceError, match="set `mean_source` to a BatchNormMean or an Obs"):
+        getattr(layer, call)()
+    assert_same_state(layer, before)
+    layer.mean_source = ObservedMean()
+    with pytest.raises(MeanSourceError, match="not seen any input yet"):
+        getattr(layer, call)()
+
+
+# The blindness of ECDM. By the paper's mean, a kernel that sums to zero or an input of mean zero
+# does no damage; its output says otherwise.
+EDGE = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]])
+# How much of the output's standard deviation closing the "harmless" slot takes away, at least.
+LARGE_FRACTION = 0.5
+
+
+def blind_spot(kind):
+    """A network of batch norm, activation and a conv whose slot 0 has no expected damage."""
+    act, bias, kernel = {
+        "edge filter": (nn.ReLU(), [1.0] * 4, EDGE),
+        "zero mean": (None, [0.0, 1.0, 1.0, 1.0], torch.ones(3, 3)),
+        "tanh": (nn.Tanh(), [0.0, 1.0, 1.0, 1.0], torch.ones(3, 3)),
+    }[kind]
+    bn, conv = nn.BatchNorm2d(4), sc.SelectConv2d(4, 1, 3, bias=False)
+    with torch.no_grad():
+        bn.bias.copy_(torch.tensor(bias))
+        conv.weight.fill_(0.25)
+        conv.weight[0, 0] = kernel
+    conv.mean_source = BatchNormMean(bn, act)
+    return nn.Sequential(bn, act or nn.Identity(), conv)
+
+
+@pytest.mark.parametrize("kind", ["edge filter", "zero mean", "tanh"])
+@torch.no_grad()
+def test_the_mean_is_blind_where_rms_sees(kind):
+    model = blind_spot(kind)
+    conv = model[2]
+    assert conv.dealloc(damage="rms").tolist() == []
+    if kind == "edge filter":
+        # The input of a ReLU is known not to be negative, so "auto" is the paper's mean.
+        assert torch.equal(conv.ecdm(damage="auto"), conv.ecdm(damage="mean"))
+    else:
+        assert torch.equal(conv.ecdm(damage="auto"), conv.ecdm(damage="rms"))
+        assert conv.dealloc().tolist() == []
+    x = torch.randn(64, 4, 8, 8)
+    before = model(x)
+    assert conv.dealloc(damage="mean").tolist() == [0]
+    change = model(x) - before
+    assert float(change.std() / before.std()) > LARGE_FRACTION
+
+
+# Closing
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("seed", range(4))
+def test_smallest_gamma_is_where_dealloc_begins_to_act(groups, seed):
+    layer = with_batch_norm(make_layer(dtype=torch.float32, groups=groups), seed=seed)
+    layer.close([seed])
+    smallest = layer.smallest_gamma()
+    below = float(np.nextafter(np.float32(smallest), np.float32(0)))
+    assert layer.dealloc(gamma=below).tolist() == []
+    assert len(layer.dealloc(gamma=smallest)) >= 1
+
+
+def test_smallest_gamma_counts_only_slots_that_may_close():
+    layer = with_necdm([[0.125], [0.875], [0.25], [0.75]], groups=2)
+    assert layer.smallest_gamma() == 0.125
+    layer.close([1])  # slot 0 is the last of its group
+    assert layer.smallest_gamma() == 0.25
+    layer.close([2])
+    assert layer.smallest_gamma() is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "groups", "gamma", "closed"),
+    [
+        pytest.param([[0.5], [0.125], [0.125], [0.25]], 1, 0.25, [1, 2], id="weakest first"),
+        pytest.param([[0.5], [0.125], [0.125], [0.25]], 1, 1.0, [1, 2, 3], id="strongest stays"),
+        pytest.param([[0.25], [0.25], [0.25], [0.25]], 1, 1.0, [0, 1, 2], id="ties: last stays"),
+        pytest.param([[0.0], [0.0], [0.0], [0.0]], 1, 0.0, [0, 1, 2], id="no damage at all"),
+        pytest.param([[0.75], [0.25], [0.25], [0.75]], 2, 1.0, [1, 2], id="one of each group"),
+        pytest.param([[0.0], [0.0], [0.25], [0.75]], 2, 0.0, [0], id="a group of zeros"),
+    ],
+)
+def test_dealloc_keeps_the_slot_that_algorithm_1_takes_last(rows, groups, gamma, closed):
+    layer = with_necdm(rows, groups)
+    result = layer.dealloc(gamma=gamma)
+    assert (result.tolist(), result.dtype) == (closed, torch.int64)
+    assert layer.gate.tolist() == [slot not in closed for slot in range(4)]
+    assert layer.dealloc(gamma=0.0).tolist() == []  # what is closed is not closed again
+
+
+def test_dealloc_changes_the_gate_alone():
+    layer = with_batch_norm(make_layer(dtype=torch.float32))
+    before, random_state = snapshot(layer), torch.get_rng_state()
+    assert len(layer.dealloc(gamma=0.3)) > 0
+    after = layer.state_dict()
+    assert {key for key in before if not torch.equal(before[key], after[key])} == {"gate"}
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
+def test_protected_slots_stay_open_and_take_no_share_of_gamma():
+    layer = with_necdm([[0.125], [0.125], [0.25], [0.5]])
+    protected = torch.tensor([True, False, False, False])
+    assert layer.plan(gamma=0.375).closed.tolist() == [0, 1]
+    assert layer.plan(gamma=0.375, protected=protected).closed.tolist() == [1, 2]
+    assert layer.plan(gamma=1.0, protected=~protected).closed.tolist() == [0]
+
+
+@pytest.mark.parametrize("gamma", [-0.1, 1.1, float("nan")])
+def test_dealloc_refuses_a_gamma_outside_0_to_1(gamma):
+    with pytest.raises(ValueError, match=rf"`gamma` must be in \[0, 1\], got {gamma}"):
+        with_batch_norm(make_layer()).dealloc(gamma=gamma)
+    with pytest.raises(TypeError, match=r"`gamma` must be a number .* got True"):
+        with_batch_norm(make_layer()).dealloc(gamma=True)
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [
+        [1, 3],
+        (3, 1),
+        range(1, 4, 2),
+        torch.tensor([1, 3]),
+        torch.tensor([[3, 1]]),
+        np.array([1, 3]),
+    ],
+    ids=["list", "tuple", "range", "tensor", "matrix", "array"],
+)
+def test_close_takes_any_integers(slots):
+    layer = make_layer()
+    layer.close(slots)
+    layer.close(slots)  # closed slots stay closed
+    layer.close([])
+    assert (~layer.gate).nonzero().flatten().tolist() == [1, 3]
+    assert not layer.moved.any()
+
+
+@pytest.mark.parametrize(
+    ("slots", "error", "message"),
+    [
+        ([2, 8], AllocationError, r"`closed` names \[8\]; the layer has 0 to 7"),
+        ([-1], AllocationError, r"`closed` names \[-1\]"),
+        ([1.0], TypeError, "`slots` must be integers, got torch.float32"),
+        ([1j], TypeError, "`slots` must be integers, got torch.complex64"),
+        (torch.ones(8, dtype=torch.bool), TypeError, "`slots` must be integers, got torch.bool"),
+        ([True, False], TypeError, "`slots` must be integers, got torch.bool"),
+    ],
+)
+def test_close_refuses_other_slots_and_changes_nothing(slots, error, message):
+    layer = make_layer()
+    before = snapshot(layer)
+    with pytest.raises(error, match=message):
+        layer.close(slots)
+    assert_same_state(layer, before)
+
+
+# Re-opening
+
+
+def closed_layer(dims=2, groups=1, closed=(1, 2, 6), **arguments):
+    layer = with_batch_norm(make_layer(dims, groups=groups, padding=1, **arguments))
+    layer.close(closed)
+    return layer
+
+
+@in_all_dims
+@pytest.mark.parametrize("groups", [1, 2])
+def test_realloc_keeps_the_function_and_opens_every_slot(dims, groups):
+    layer = closed_layer(dims, groups)
+    before, kept = snapshot(layer), [0, 3, 4, 5, 7]
+    x = make_input(dims)
+    expected = layer(x)
+    opened = layer.realloc()
+    assert (opened.tolist(), opened.dtype) == ([1, 2, 6], torch.int64)
+    torch.testing.assert_close(layer(x), expected, **EXACT)
+    assert layer.gate.all()
+    for flags in (layer.moved, layer.shifted):
+        assert flags.nonzero().flatten().tolist() == [1, 2, 6]
+    assert all(not slot_weight(layer, slot).any() for slot in (1, 2, 6))
+    assert bool(layer.shift[opened].all())  # drawn anew
+    # All else is as it was.
+    fresh = make_layer(dims, groups=groups)
+    fresh.load_state_dict(before)
+    for slot in kept:
+        assert torch.equal(slot_weight(layer, slot), slot_weight(fresh, slot))
+    for name in ("shift", "index"):
+        assert torch.equal(getattr(layer, name)[kept], before[name][kept])
+    assert torch.equal(layer.bias, before["bias"])
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_realloc_reads_what_the_top_k_read(norm):
+    layer = closed_layer(closed=range(3, 8))
+    layer.index.copy_(torch.tensor([6, 1, 5, 3, 4, 5, 6, 7]))  # copies of copies never chain
+    necdm = layer.ecdm(normalized=True).tolist()
+    scores = naive_scores(necdm, layer.index.tolist(), layer.gate.tolist(), None, norm)
+    expected = {int(layer.index[slot]) for slot in top_candidates(scores, 2)}
+    seen = set()
+    for seed in range(10):
+        trial = copy.deepcopy(layer)
+        trial.realloc(top_k=2, norm=norm, generator=torch.Generator().manual_seed(seed))
+        seen |= set(trial.index[3:].tolist())
+    assert seen == expected
+
+
+@pytest.mark.parametrize("max_copies", [1, 2])
+def test_realloc_honours_max_copies(max_copies):
+    layer = closed_layer(closed=range(2, 8))
+    opened = layer.realloc(top_k=2, max_copies=max_copies)
+    assert len(opened) == 2 * max_copies  # two channels, each read by max_copies + 1 at most
+    index, gate = layer.index.tolist(), layer.gate.tolist()
+    assert [count_readers(index, gate, channel) for channel in (0, 1)] == [max_copies + 1] * 2
+    assert layer.realloc(top_k=2, max_copies=max_copies).tolist() == []
+
+
+def test_realloc_without_shift_copies_as_it_is():
+    layer = closed_layer()
+    with torch.no_grad():
+        layer.shift.fill_(0.7)  # of an earlier life
+        layer.shifted.fill_(True)
+    opened = layer.realloc(use_shift=False)
+    assert not layer.shifted[opened].any()
+    assert not layer.shift[opened].any()
+    assert layer.moved[opened].all()
+
+
+@pytest.mark.parametrize("max_shift", [0.0, 0.3, 4.0])
+def test_realloc_draws_shifts_up_to_max_shift(max_shift):
+    layer = with_batch_norm(sc.SelectConv2d(128, 4, 1))
+    layer.close(range(1, 128))
+    drawn = layer.shift[layer.realloc(max_shift=max_shift, max_copies=None)].detach()
+    assert float(drawn.abs().max()) <= max_shift
+    # 127 draws a direction: the outermost of each is within a tenth of the end.
+    assert bool((drawn.amin(dim=0) <= -0.9 * max_shift).all())
+    assert bool((drawn.amax(dim=0) >= 0.9 * max_shift).all())
+
+
+# 4096 draws: a standard deviation is known to 1.1 %; five of those.
+STD_TOLERANCE = 0.055
+
+
+@pytest.mark.parametrize("weight_std", [None, 0.3])
+def test_random_weights_come_from_the_layers_initialisation(weight_std):
+    layer = with_batch_norm(sc.SelectConv2d(16, 128, 2, groups=2))
+    layer.weight_std = weight_std
+    layer.close(range(8, 16))
+    expected = layer(torch.ones(1, 16, 2, 2))
+    opened = layer.realloc(init="random")
+    drawn = layer.weight.detach()[64:]
+    bound = (16 // 2 * 2 * 2) ** -0.5  # torch's own: 1 / sqrt(fan in)
+    std = bound / 3**0.5 if weight_std is None else weight_std
+    assert opened.tolist() == list(range(8, 16))
+    assert float(drawn.std()) == pytest.approx(std, rel=STD_TOLERANCE)
+    assert abs(float(drawn.mean())) < STD_TOLERANCE * std
+    assert (float(drawn.abs().max()) <= bound) is (weight_std is None)
+    assert not torch.allclose(layer(torch.ones(1, 16, 2, 2)), expected)
+
+
+@pytest.mark.parametrize("init", ["zero", "random"])
+def test_realloc_draws_from_the_generator_only(init):
+    layer = closed_layer(closed=range(3, 8))
+
+    def run(seed):
+        trial = copy.deepcopy(layer)
+        trial.realloc(init=init, generator=torch.Generator().manual_seed(seed))
+        return snapshot(trial)
+
+    before, first = torch.get_rng_state(), run(1)
+    again, other = run(1), run(2)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not torch.equal(first["shift"], other["shift"])
+    assert torch.equal(first["weight"], other["weight"]) is (init == "zero")
+
+
+def test_realloc_of_an_open_layer_draws_nothing():
+    layer = with_batch_norm(make_layer())
+    before, random_state = snapshot(layer), torch.get_rng_state()
+    assert layer.realloc().tolist() == []
+    assert_same_state(layer, before)
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
+def test_realloc_without_a_candidate_leaves_slots_closed():
+    layer = with_necdm([[0.0], [0.0], [0.0]])
+    layer.close([1])
+    assert layer.realloc().tolist() == []
+    assert layer.gate.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"top_k": 0}, "`top_k` must be at least 1, got 0"),
+        ({"max_copies": 0}, "`max_copies` must be at least 1, got 0"),
+        ({"init": "ones"}, "`init` must be one of zero, random; got 'ones'"),
+        ({"max_shift": -1}, "`max_shift` must be finite and not negative, got -1"),
+        ({"norm": "l1"}, "`norm` must be one of l2, linf; got 'l1'"),
+    ],
+)
+def test_realloc_refuses_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        closed_layer().realloc(**arguments)
+
+
+@pytest.mark.parametrize("call", ["dealloc", "realloc"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", ["weights", "bias", "scale"])
+def test_values_that_are_not_finite_are_refused_and_nothing_changes(where, value, call):
+    layer = closed_layer()
+    bn = layer.mean_source.bn
+    with torch.no_grad():
+        {"weights": layer.weight[0, 0, 0], "bias": bn.bias, "scale": bn.weight}[where][0] = value
+    before, random_state = snapshot(layer), torch.get_rng_state()
+    what = "weights" if where == "weights" else "input statistics"
+    with pytest.raises(AllocationError, match=f"the layer's {what} hold NaN or infinite values"):
+        getattr(layer, call)()
+    assert_same_state(layer, before)
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
+# Plans
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"closed": [8]}, r"`closed` names \[8\]; the layer has 0 to 7"),
+        ({"opened": [-1], "source": [0]}, r"`opened` names \[-1\]"),
+        ({"opened": [1], "source": [8]}, r"`source` names \[8\]"),
+        ({"opened": [0], "source": [3]}, r"slots \[0\] are open already"),
+        ({"opened": [1], "source": [3, 4]}, "1 slots to re-open need as many sources, got 2"),
+        ({"opened": [1, 1], "source": [3, 4]}, "`opened` names a slot twice"),
+        ({"opened": [1], "source": [3], "shift": [[0.5]]}, r"shape \(1, 2\), got \(1, 1\)"),
+        ({"opened": [1], "source": [3], "shift": [[0.5, np.nan]]}, "shifts must be finite"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused_and_nothing_changes(plan, message):
+    layer = closed_layer()
+    before = snapshot(layer)
+    with pytest.raises(AllocationError, match=message):
+        layer.apply_plan(LayerPlan(**{key: torch.tensor(value) for key, value in plan.items()}))
+    assert_same_state(layer, before)
+
+
+def test_a_seed_that_torch_refuses_changes_nothing():
+    layer = closed_layer()
+    before = snapshot(layer)
+    plan = LayerPlan(opened=torch.tensor([1]), source=torch.tensor([0]), weight_seed=2**70)
+    with pytest.raises((RuntimeError, ValueError), match="Overflow"):
+        layer.apply_plan(plan)
+    assert_same_state(layer, before)
+
+
+def test_a_layer_without_shift_refuses_to_re_open():
+    layer = make_layer(reallocate=False)
+    layer.close([1])
+    with pytest.raises(AllocationError, match="reallocate=False: its slots cannot be re-opened"):
+        layer.apply_plan(LayerPlan(opened=torch.tensor([1]), source=torch.tensor([0])))
+
+
+def test_a_plan_closes_first_and_then_re_opens():
+    layer = make_layer()
+    plan = LayerPlan(
+        closed=torch.tensor([1, 2]), opened=torch.tensor([2]), source=torch.tensor([5])
+    )
+    layer.apply_plan(plan)
+    assert layer.gate.tolist() == [slot != 1 for slot in range(8)]
+    assert layer.index.tolist() == [0, 1, 5, 3, 4, 5, 6, 7]
+    assert layer.moved.nonzero().flatten().tolist() == [2]
+
+
+def test_planning_changes_nothing_and_applying_gives_what_the_calls_give():
+    planned = closed_layer()
+    called = copy.deepcopy(planned)
+    before = snapshot(planned)
+    rule = ReallocRule(init="random")
+    plan = planned.plan(gamma=0.2, rule=rule, generator=torch.Generator().manual_seed(5))
+    assert_same_state(planned, before)
+    assert len(plan.closed) > 0
+    assert set(plan.closed.tolist()) <= set(plan.opened.tolist())
+    planned.apply_plan(LayerPlan.from_dict(plan.to_dict()))
+    called.dealloc(gamma=0.2)
+    called.realloc(init="random", generator=torch.Generator().manual_seed(5))
+    assert_same_state(planned, snapshot(called))
+
+
+def test_a_plan_scores_sources_as_if_its_slots_were_closed_already():
+    # Slot 0 is closed: without it slot 1 is all of output 0, and passes slot 2 as a source.
+    layer = with_necdm([[0.375, 0, 0], [0.625, 0, 0], [0, 0.6875, 0], [0, 0.3125, 1.0]])
+    sources = set()
+    for seed in range(10):
+        generator = torch.Generator().manual_seed(seed)
+        plan = layer.plan(gamma=0.5, rule=ReallocRule(top_k=2), generator=generator)
+        assert plan.closed.tolist() == plan.opened.tolist() == [0]
+        sources |= set(plan.source.tolist())
+    assert sources == {1, 3}
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_zero_slots_zeroes_what_belongs_to_slots(groups):
+    layer = make_layer(groups=groups)
+    momentum, shift = torch.ones_like(layer.weight), torch.ones_like(layer.shift)
+    layer.zero_slots(momentum, torch.tensor([1, 6]))
+    layer.zero_slots(shift, torch.tensor([1, 6]))
+    with torch.no_grad():
+        layer.weight.copy_(momentum)
+    for slot in range(8):
+        assert bool((slot_weight(layer, slot) == (slot not in (1, 6))).all())
+    assert shift.sum(dim=1).tolist() == [0 if slot in (1, 6) else 2 for slot in range(8)]
+
+
+# State
+
+
+def small_model():
+    conv = make_layer(dtype=torch.float32, padding=1)
+    bn, relu = nn.BatchNorm2d(8), nn.ReLU()
+    conv.mean_source = BatchNormMean(bn, relu)
+    return nn.Sequential(bn, relu, conv)
+
+
+def test_state_survives_a_file(tmp_path):
+    layer = make_layer(dtype=torch.float32, padding=1)
+    layer.mean_source = ObservedMean()
+    layer(make_input(dtype=torch.float32))
+    layer.close([1, 2, 3])
+    layer.realloc()
+    layer.close([2])
+    torch.save(layer.state_dict(), tmp_path / "layer.pt")
+    loaded = make_layer(dtype=torch.float32, padding=1)
+    loaded.mean_source = ObservedMean()
+    loaded.load_state_dict(torch.load(tmp_path / "layer.pt", weights_only=True))
+    assert_same_state(loaded, snapshot(layer))
+    x = make_input(dtype=torch.float32)
+    assert torch.equal(loaded.eval()(x), layer.eval()(x))
+    assert torch.equal(loaded.ecdm(damage="rms"), layer.ecdm(damage="rms"))
+
+
+def test_a_mean_source_adds_nothing_to_the_state_dict():
+    model = small_model()
+    assert set(model[2].state_dict()) == NEW_KEYS | {"weight", "bias"}
+    assert len(list(model.parameters())) == 5  # batch norm's are not counted twice
+
+
+@pytest.mark.parametrize(
+    "duplicate",
+    [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],
+    ids=["deepcopy", "pickle"],
+)
+def test_a_copys_mean_source_follows_the_copys_batch_norm(duplicate):
+    model = small_model()
+    allocate_mixed(model[2])
+    twin = duplicate(model)
+    x = make_input(dtype=torch.float32)
+    assert torch.equal(twin(x), model(x))
+    assert twin[2].mean_source.bn is twin[0]
+    assert twin[2].mean_source.act is twin[1]
+    before = model[2].input_mean()
+    with torch.no_grad():
+        twin[0].bias.add_(3.0)
+    assert torch.equal(model[2].input_mean(), before)
+    assert bool((twin[2].input_mean() > before)[twin[2].gate].all())
+    twin[2].close(range(8))
+    assert bool(model[2].gate.any())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_layer_moves_between_dtypes(dtype):
+    model = small_model()
+    model[2].close([1, 2])
+    model.to(dtype)
+    layer = model[2]
+    assert layer.weight.dtype == layer.shift.dtype == dtype
+    assert layer.gate.dtype == layer.moved.dtype == layer.shifted.dtype == torch.bool
+    assert layer.index.dtype == torch.int64
+    assert layer.ecdm().dtype == torch.promote_types(dtype, torch.float32)
+    assert layer.realloc().tolist() == [1, 2]
+    assert model(make_input(dtype=dtype)).dtype == dtype
+
+
+def test_a_layer_moves_to_the_meta_device_and_shows_itself():
+    layer = make_layer().to("meta")
+    assert {tensor.device.type for tensor in layer.state_dict().values()} == {"meta"}
+    assert repr(layer) == "SelectConv2d(8, 4, kernel_size=(3, 3), stride=(1, 1))"
+    assert layer(make_input().to("meta")).shape == (2, 4, 3, 4)
+    on_meta = sc.SelectConv2d(8, 4, 3, device="meta")
+    assert {tensor.device.type for tensor in on_meta.state_dict().values()} == {"meta"}
+
+
+def test_repr_shows_the_allocation():
+    layer = make_layer()
+    allocate_mixed(layer)
+    assert repr(layer) == ("SelectConv2d(8, 4, kernel_size=(3, 3), stride=(1, 1), open=6, moved=4)")
+
+
+def write_through_numpy(tensor, value):
+    tensor.detach().numpy()[...] = value.numpy()  # as a collective does: torch does not notice
+
+
+WRITERS = {
+    "copy_": lambda tensor, value: tensor.copy_(value),
+    "data": lambda tensor, value: tensor.data.copy_(value),
+    "raw storage": write_through_numpy,
+    "set_data": lambda tensor, value: setattr(tensor, "data", value.clone()),
+}
+
+
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS.keys())
+def test_the_next_forward_sees_buffers_that_were_written_in_place(write):
+    layer, wanted = make_layer(), make_layer()
+    wanted.load_state_dict(layer.state_dict())
+    x = make_input()
+    layer(x)
+    allocate_mixed(wanted)
+    with torch.no_grad():
+        for name in ("gate", "index", "moved", "shifted", "shift"):
+            write(getattr(layer, name), getattr(wanted, name).detach())
+    assert torch.equal(layer(x), wanted(x))
+
+
+def test_load_state_dict_replaces_the_allocation():
+    layer, wanted = make_layer(), make_layer()
+    allocate_mixed(wanted)
+    x = make_input()
+    layer(x)
+    layer.load_state_dict(wanted.state_dict())
+    assert torch.equal(layer(x), wanted(x))
+
+
+def test_a_patched_forward_is_refused():
+    conv = torch.nn.Conv2d(8, 4, 1)
+    conv.forward = lambda x: x
+    with pytest.raises(TypeError, match="patched forward"):
+        sc.SelectConv2d.from_conv(conv)

@@ -1,0 +1,94 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import selectconv as sc
+from tiny_models import conv_net, dense_net, images, select_layers, train
+
+
+def ids(parameters):
+    return sorted(id(parameter) for parameter in parameters)
+
+
+@pytest.mark.parametrize("build", [conv_net, dense_net])
+def test_shifts_have_a_group_and_a_decay_of_their_own(build):
+    model = build()
+    others, shifts = sc.param_groups(model)
+    layers = select_layers(model).values()
+    assert ids(shifts["params"]) == ids(x.shift for x in layers if x.shift is not None)
+    assert (others["weight_decay"], shifts["weight_decay"]) == (1e-4, 1e-5)  # the paper's
+    assert ids(others["params"] + shifts["params"]) == ids(model.parameters())
+
+
+def test_decays_are_those_that_were_asked_for():
+    others, shifts = sc.param_groups(conv_net(), weight_decay=0, shift_weight_decay=0.5)
+    assert (others["weight_decay"], shifts["weight_decay"]) == (0, 0.5)
+
+
+def test_a_plain_model_has_one_group():
+    model = conv_net(convert=False)
+    (group,) = sc.param_groups(model, weight_decay=0.1)
+    assert ids(group["params"]) == ids(model.parameters())
+    assert group["weight_decay"] == 0.1
+
+
+def test_a_shared_layer_is_counted_once():
+    model = conv_net()
+    model.add_module("again", model.conv1)
+    assert sum(len(group["params"]) for group in sc.param_groups(model)) == len(
+        list(model.parameters())
+    )
+
+
+def test_frozen_parameters_are_left_out():
+    model = conv_net()
+    model.stem.weight.requires_grad_(False)
+    model.conv1.shift.requires_grad_(False)
+    others, shifts = sc.param_groups(model)
+    assert id(model.stem.weight) not in ids(others["params"])
+    assert ids(shifts["params"]) == [id(model.conv2.shift)]
+    model.conv2.shift.requires_grad_(False)
+    assert len(sc.param_groups(model)) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"weight_decay": -0.1}, ValueError, r"`weight_decay`.*-0\.1"),
+        ({"weight_decay": math.nan}, ValueError, "`weight_decay`.*nan"),
+        ({"weight_decay": None}, TypeError, "`weight_decay`.*None"),
+        ({"shift_weight_decay": math.inf}, ValueError, "`shift_weight_decay`.*inf"),
+        ({"shift_weight_decay": True}, TypeError, "`shift_weight_decay`.*True"),
+    ],
+)
+def test_bad_decays_are_named(arguments, error, message):
+    with pytest.raises(error, match=message):
+        sc.param_groups(conv_net(), **arguments)
+
+
+def test_nothing_to_train_and_no_model_are_refused():
+    with pytest.raises(ValueError, match="`model` has no parameters"):
+        sc.param_groups(nn.ReLU())
+    with pytest.raises(ValueError, match="`model` has no parameters"):
+        sc.param_groups(conv_net().requires_grad_(False))
+    with pytest.raises(TypeError, match=r"`model` must be an nn\.Module, got list"):
+        sc.param_groups([])
+
+
+@pytest.mark.parametrize("optimizer_type", [torch.optim.SGD, torch.optim.AdamW])
+def test_optimizers_apply_the_two_decays(optimizer_type):
+    model = conv_net()
+    model.conv1.shift.data.fill_(1.0)  # of slots that are not shifted: no gradient, decay only
+    groups = sc.param_groups(model, weight_decay=0.0, shift_weight_decay=0.5)
+    optimizer = optimizer_type(groups, lr=0.1)
+    stem = model.stem.weight.detach().clone()
+    model(images()[0])
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert torch.equal(model.stem.weight, stem)
+    # 1 - lr * decay, in SGD and in AdamW alike, to float32's rounding.
+    torch.testing.assert_close(model.conv1.shift.detach(), torch.full((12, 2), 0.95))
+    assert math.isfinite(train(model, optimizer, steps=1))

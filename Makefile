@@ -10,7 +10,7 @@ demo: $(VENV)/.core
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -1,5 +1,6 @@
 """Any CNN in, selective layers swapped in place; and a table of what a model holds."""
 
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from selectconv.errors import ConversionError, MeanSourceError, SelectConvWarnin
 from selectconv.graph import Graph, trace
 from selectconv.layer import SelectConv1d, SelectConv2d, SelectConv3d, SelectConvNd
 from selectconv.mean_source import MeanSource, ObservedMean
+
+_log = logging.getLogger(__name__)
 
 REALLOCS = ("all", "pointwise", "none")
 _MIN_CHANNELS = 8
@@ -36,10 +39,11 @@ def convert(
     """Swap a model's eligible convs for selective ones, in place; its outputs stay as they are.
 
     Eligible is what is exactly a torch Conv1d, Conv2d or Conv3d with a weight of its own, has at
-    least `min_channels` inputs, is not depthwise, is not seen to work on 1x1 maps only, and is not
-    fed with raw input. E[X] comes from the closed form where the model's graph shows batch norm ->
-    activation -> conv, also through concatenation, dropout, average pooling and zero-padded
-    channels; everywhere else it is observed in training. `sc.describe(model)` lists the outcome.
+    least `min_channels` inputs, is reached by the forward, is not depthwise, is not seen to work on
+    1x1 maps only, and is not fed with raw input. E[X] comes from the closed form where the model's
+    graph shows batch norm -> activation -> conv, also through concatenation, dropout, average
+    pooling and zero-padded channels; everywhere else it is observed in training.
+    `sc.describe(model)` lists the outcome.
 
     Args:
         model: any model. Hooks, training flag, device and dtype are kept.
@@ -73,6 +77,8 @@ def convert(
     with torch.random.fork_rng(_cuda_devices(model)):  # a forward may draw
         seen = {} if example_input is None else _watch(model, example_input)
         graph = trace(model)
+    if graph.failure is not None:
+        _log.info("the model cannot be traced, so means are observed: %s", graph.failure)
     owners = _weight_owners(model)
     chosen: dict[str, nn.Module] = {}
     refused: dict[str, str] = {}
@@ -317,6 +323,8 @@ def _why_not_here(
         return "fed with raw input"
     if seen is not None and seen.only_points:
         return "works on 1x1 maps only: nothing to shift"
+    if graph.failure is None and shown is None and seen is None:
+        return "not reached by the model's forward"
     return None
 
 

@@ -562,3 +562,32 @@ def test_a_conv_with_a_patched_forward_is_skipped():
     model[2].forward = model[2].forward
     sc.convert(model)
     assert [row.skipped for row in sc.describe(model)][1:] == ["its forward is patched", None]
+
+
+class _WithASpare(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 1)
+        self.used = nn.Conv2d(8, 8, 1)
+        self.spare = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        return self.used(self.stem(x))
+
+
+def test_a_conv_that_the_forward_never_reaches_is_skipped():
+    # Its mean would never be observed, and every allocation would fail for the sake of it.
+    model = sc.convert(_WithASpare())
+    skipped = {row.name: row.skipped for row in sc.describe(model)}
+    assert skipped["spare"] == "not reached by the model's forward"
+    assert skipped["used"] is None
+
+
+def test_a_model_that_cannot_be_traced_says_so_in_the_log(caplog):
+    class Untraceable(_WithASpare):
+        def forward(self, x):
+            return super().forward(x) if x.sum() > 0 else x
+
+    with caplog.at_level("INFO", logger="selectconv"):
+        sc.convert(Untraceable())
+    assert "cannot be traced" in caplog.text

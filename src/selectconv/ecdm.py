@@ -201,10 +201,13 @@ def normalize_ecdm(ecdm: Tensor) -> Tensor:
     if ecdm.shape[0] == 0:
         return ecdm.clone()
     size = ecdm.abs()
-    # Against the column's largest first: sums can neither overflow nor vanish in subnormals.
-    largest = size.amax(dim=0)
-    size = size / torch.where(largest == 0, 1.0, largest)
-    return size / torch.where(largest == 0, 1.0, size.sum(dim=0))
+    total = size.sum(dim=0)
+    if not bool((((total > 1e-30) & (total < 1e30)) | (total == 0)).all()):
+        # Against the column's largest first: sums can neither overflow nor vanish in subnormals.
+        largest = size.amax(dim=0)
+        size = size / torch.where(largest == 0, 1.0, largest)
+        total = size.sum(dim=0)
+    return size / torch.where(total == 0, 1.0, total)
 
 
 def _normal(beta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:

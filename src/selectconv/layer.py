@@ -328,15 +328,15 @@ class SelectConvNd(nn.modules.conv._ConvNd):
             rule = None
         if gamma is None and rule is None:
             return LayerPlan()
-        matrix = self.ecdm(damage=damage)
+        necdm = self._finite_necdm(damage)
         gate = self.gate
         closed = torch.empty(0, dtype=torch.int64, device=gate.device)
         if gamma is not None:
-            closed = self._choose_closed(self._finite_necdm(matrix), gamma, protected)
+            closed = self._choose_closed(necdm, gamma, protected)
             gate = gate.index_fill(0, closed, False)
         if rule is None or bool(gate.all()):
             return LayerPlan(closed=closed.cpu())
-        necdm = self._finite_necdm(matrix.index_fill_(0, closed, 0.0))
+        necdm = normalize_ecdm(necdm.index_fill_(0, closed, 0.0))
         scores = realloc_scores(necdm, self.index, gate, rule.max_copies, rule.norm)
         opened, source = choose_sources(scores.cpu(), self.index.cpu(), gate.cpu(), rule, generator)
         shift = draw_shift(len(opened), self._num_axes, rule.max_shift, generator)
@@ -466,8 +466,8 @@ class SelectConvNd(nn.modules.conv._ConvNd):
         batch = x if x.ndim == self.weight.ndim else x[None]
         source.observe(batch, self.observed_mean, self.observed_var, self.observed_batches)
 
-    def _finite_necdm(self, matrix: Tensor) -> Tensor:
-        necdm = normalize_ecdm(matrix)
+    def _finite_necdm(self, damage: str) -> Tensor:
+        necdm = self.ecdm(normalized=True, damage=damage)
         # One NaN or infinity spoils its whole column, so a look at a row's maximum finds it.
         if not bool(necdm.amax(dim=1).isfinite().all()):
             what = "weights" if bool(self.input_mean().isfinite().all()) else "input statistics"

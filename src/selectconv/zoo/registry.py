@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import nn
@@ -15,8 +16,29 @@ REALLOCS = ("pointwise", "all", "none")
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {}
 
 
+@dataclass(frozen=True)
+class ModelOptions:
+    """What `create_model` asks every builder for.
+
+    Attributes:
+        num_classes: outputs of the classifier.
+        in_channels: channels of the images.
+        stem: one of `STEMS`; None: the model's own.
+        realloc: one of `REALLOCS`, which selective convs re-allocate; None: build a plain network.
+    """
+
+    num_classes: int
+    in_channels: int
+    stem: str | None
+    realloc: str | None
+
+
 def register_model(builder: Builder) -> Builder:
-    """Make a builder available to `create_model` under its own name."""
+    """Make a builder available to `create_model` under its own name.
+
+    Args:
+        builder: takes `ModelOptions`, and what else `create_model` is to accept by name.
+    """
     assert builder.__name__ not in _BUILDERS
     _BUILDERS[builder.__name__] = builder
     return builder
@@ -52,8 +74,10 @@ def create_model(
             (7x7 of stride 2, then max pooling); None: the model's own.
         selective: build it with selective convs; the first conv stays plain.
         realloc: which selective convs re-allocate: 1x1 convs only ("pointwise", as the authors ran
-            it), "all" of them (as the paper's text says), or "none" (compression).
-        **kw: passed to the model's builder.
+            it), "all" of them (as the paper's text says), or "none" (compression). With "all" the
+            grouped convs of ResNeXt and CondenseNet are selective too; else they are plain.
+        **kw: passed to the model's builder, such as `growth_rate` and `units` of DenseNets, `width`
+            and `blocks` of ResNets.
 
     Raises:
         TypeError, ValueError: an argument that is not accepted.
@@ -69,17 +93,12 @@ def create_model(
     if stem is not None:
         check_choice("stem", stem, STEMS)
     check_choice("realloc", realloc, REALLOCS)
-    common = {
-        "num_classes": num_classes,
-        "in_channels": in_channels,
-        "stem": stem,
-        "realloc": realloc if selective else None,
-    }
-    accepted = [key for key in inspect.signature(builder).parameters if key not in common]
+    options = ModelOptions(num_classes, in_channels, stem, realloc if selective else None)
+    _, *accepted = inspect.signature(builder).parameters
     for key in kw:
         if key not in accepted:
-            takes = f"takes {', '.join(accepted)}" if accepted else "takes no further arguments"
             raise TypeError(
-                f"`{name}` has no argument {key!r}; besides the common ones it {takes}."
+                f"`{name}` has no argument {key!r}; besides the common ones it takes "
+                f"{', '.join(accepted)}."
             )
-    return builder(**common, **kw)
+    return builder(options, **kw)

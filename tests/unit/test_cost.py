@@ -1,0 +1,109 @@
+"""Parameters and multiply-adds against numbers counted by hand."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import selectconv as sc
+from selectconv.cost import count_macs, count_params
+from tiny_models import assert_same, snapshot
+
+
+class Twice(nn.Module):
+    """Runs one conv twice, on a tensor that it makes itself as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x) + self.conv(torch.zeros(1, 4, 5, 5))
+
+
+@pytest.mark.parametrize(
+    ("model", "params"),
+    [
+        (nn.Conv2d(3, 8, 3), 8 * 3 * 9 + 8),
+        (nn.Conv2d(8, 6, 3, groups=2, bias=False), 6 * 4 * 9),
+        (nn.BatchNorm2d(5), 10),
+        (nn.Linear(7, 3), 24),
+        (nn.ReLU(), 0),
+        (sc.SelectConv2d(8, 4, 1, bias=False), 8 * 4 + 2 * 8),
+        (sc.SelectConv2d(8, 4, 1, bias=False, reallocate=False), 8 * 4),
+    ],
+)
+def test_params_by_hand(model, params):
+    assert count_params(model) == params
+
+
+def test_shared_and_frozen_parameters_count_once():
+    conv = nn.Conv2d(4, 4, 1, bias=False)
+    assert count_params(nn.Sequential(conv, conv)) == 16
+    assert count_params(conv.requires_grad_(False)) == 16
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "macs"),
+    [
+        (nn.Conv2d(3, 8, 3, padding=1), (3, 10, 6), 10 * 6 * 8 * 3 * 9),
+        (nn.Conv2d(3, 8, 3), (3, 10, 6), 8 * 4 * 8 * 3 * 9),
+        (nn.Conv2d(3, 8, 3, stride=2, padding=1), (3, 10, 6), 5 * 3 * 8 * 3 * 9),
+        (nn.Conv2d(3, 8, 3, dilation=2), (3, 10, 6), 6 * 2 * 8 * 3 * 9),
+        (nn.Conv2d(8, 12, 3, padding=1, groups=4), (8, 5, 5), 5 * 5 * 12 * 2 * 9),
+        (nn.Conv2d(8, 8, 3, padding=1, groups=8), (8, 5, 5), 5 * 5 * 8 * 9),
+        (nn.Conv1d(3, 8, 3), (3, 10), 8 * 8 * 3 * 3),
+        (nn.Conv3d(2, 4, 1), (2, 3, 4, 5), 60 * 4 * 2),
+        (nn.Linear(64, 10), (64,), 640),
+        (nn.Sequential(nn.BatchNorm2d(3), nn.ReLU(), nn.AvgPool2d(2)), (3, 8, 8), 0),
+        (nn.Conv2d(3, 8, 1, dtype=torch.float64), (3, 4, 4), 16 * 8 * 3),
+        (Twice(), (4, 5, 5), 2 * 25 * 16),
+    ],
+)
+def test_macs_by_hand(model, shape, macs):
+    assert count_macs(model, shape) == macs
+
+
+def test_the_model_is_left_as_it_is():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(0.5))
+    before = snapshot(model)
+    assert count_macs(model, (3, 5, 5)) == 9 * 8 * 3 * 9
+    assert all(module.training for module in model.modules())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert_same(snapshot(model), before)
+    assert model(torch.zeros(2, 3, 5, 5)).device.type == "cpu"
+
+
+def test_works_without_memory(monkeypatch):
+    with torch.device("meta"):
+        huge = nn.Linear(10**6, 10**6, bias=False)
+    assert count_macs(huge, (10**6,)) == 10**12
+
+    def refuse(self, memo):
+        raise AssertionError("a parameter's data was copied")
+
+    monkeypatch.setattr(nn.Parameter, "__deepcopy__", refuse)
+    assert count_macs(nn.Linear(2, 3), (2,)) == 6
+
+
+def test_evaluates_in_evaluation_mode():
+    # In training, batch norm refuses a single value per channel.
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)).train()
+    assert count_macs(model, (3, 1, 1)) == 24
+
+
+def test_refuses_a_selective_model():
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), sc.SelectConv2d(8, 8, 1))
+    with pytest.raises(ValueError, match="must be plain, got a selective layer '1'"):
+        count_macs(model, (3, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("shape", "error", "message"),
+    [
+        ((3, 0, 4), ValueError, "`shape`.*at least 1, got 0"),
+        ((3, 4.0, 4), TypeError, r"`shape`.*integer.*got 4\.0"),
+    ],
+)
+def test_refuses_bad_shapes(shape, error, message):
+    with pytest.raises(error, match=message):
+        count_macs(nn.Conv2d(3, 8, 1), shape)

@@ -17,5 +17,13 @@ class MeanSourceError(SelectConvError, RuntimeError):
     """A layer cannot tell the mean of its input: it has no source, or one that saw nothing yet."""
 
 
+class RunError(SelectConvError, RuntimeError):
+    """A run cannot start, go on or be read; the message names the file or folder."""
+
+
+class DataError(SelectConvError, RuntimeError):
+    """A data set is not to be had, or its files are not what they should be."""
+
+
 class SelectConvWarning(UserWarning):
     """Something a user can act on, and that did not stop the call."""

@@ -1,0 +1,29 @@
+"""One image file into one uint8 array, by Pillow."""
+
+from pathlib import Path
+from typing import Any
+
+from selectconv.data.extras import import_extra
+from selectconv.errors import DataError
+
+
+def open_rgb(path: Path, size: tuple[int, int] | None = None) -> Any:
+    """Return the decoded image, as RGB, whatever mode it is stored in.
+
+    Args:
+        path: an image file.
+        size: (width, height) it must have; checked before it is decoded. None: any.
+
+    Raises:
+        DataError: it cannot be decoded or has another size.
+    """
+    pillow = import_extra("PIL.Image", "Decoding images")
+    try:
+        with pillow.open(path) as image:
+            if size is not None and image.size != size:
+                have, want = (f"{width}x{height}" for width, height in (image.size, size))
+                raise DataError(f"{path} has {have} pixels, wanted {want}.")
+            return image.convert("RGB")
+    # Damaged files raise whatever the decoder stumbles over.
+    except (OSError, SyntaxError, ValueError, EOFError, pillow.DecompressionBombError) as error:
+        raise DataError(f"{path} cannot be decoded: {error}.") from error

@@ -1,0 +1,36 @@
+"""A progress bar on stderr, where the package for it is installed."""
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def progress_bar(
+    title: str, total: int | None, *, of_bytes: bool
+) -> Iterator[Callable[[int], None]]:
+    """Show a bar while the block runs; the block gets the function that advances it.
+
+    Without rich (the `train` extra) nothing is shown: no work should fail for want of a bar.
+
+    Args:
+        title: stands left of the bar.
+        total: where it ends; None: unknown.
+        of_bytes: bytes rather than pieces.
+    """
+    if importlib.util.find_spec("rich") is None:
+        yield lambda amount: None
+        return
+    progress = importlib.import_module("rich.progress")
+    console = importlib.import_module("rich.console").Console(stderr=True)
+    amount = progress.DownloadColumn() if of_bytes else progress.MofNCompleteColumn()
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        amount,
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=console) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda step: bar.update(task, advance=step)

@@ -1,0 +1,238 @@
+"""Data sets by name: found or fetched, read, or missed with a word about what to put where."""
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from selectconv.checks import check_choice, check_count
+from selectconv.data.catalogue import ENTRIES, Entry, Images
+from selectconv.data.image_set import DatasetInfo, subset_index
+from selectconv.data.places import cache_folder, search_roots
+from selectconv.data.sources import ARCHIVES, DOWNLOADS, fetch_into
+from selectconv.errors import DataError
+
+__all__ = [
+    "DatasetInfo",
+    "Splits",
+    "cache_folder",
+    "dataset_info",
+    "fetch_dataset",
+    "find_dataset",
+    "list_datasets",
+    "load_dataset",
+    "where_to_look",
+]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """A data set: what is known about it, its training images, its test images."""
+
+    info: DatasetInfo
+    train: Images
+    test: Images
+
+
+def list_datasets() -> list[str]:
+    """Return the names that `load_dataset` knows.
+
+    Example:
+        >>> list_datasets()
+        ['fashion-mnist', 'cifar10', 'cifar100', 'tiny-imagenet', 'imagenet', 'digits']
+    """
+    return list(ENTRIES)
+
+
+def dataset_info(name: str) -> DatasetInfo:
+    """Return what is known about a data set, without looking for it.
+
+    Raises:
+        ValueError: unknown name; the nearest one is named.
+
+    Example:
+        >>> dataset_info("cifar10").shape
+        (3, 32, 32)
+    """
+    return _entry(name).info
+
+
+def _entry(name: str) -> Entry:
+    return ENTRIES[check_choice("name", name, list_datasets())]
+
+
+def where_to_look(name: str, root: Path | str | None = None) -> list[Path]:
+    """Return the folders in which a data set is looked for, in this order.
+
+    Args:
+        name: one of `list_datasets()`.
+        root: look here only. None: in `$SELECTCONV_DATA`, the system's folder, the cache.
+
+    Raises:
+        ValueError: unknown name.
+
+    Example:
+        >>> [path.as_posix() for path in where_to_look("cifar10", "data")][:3]
+        ['data/cifar-10-batches-bin', 'data/cifar10/cifar-10-batches-bin', 'data/cifar10']
+    """
+    entry = _entry(name)
+    return [base / place for base in search_roots(root) for place in entry.places]
+
+
+def find_dataset(name: str, root: Path | str | None = None) -> Path | None:
+    """Return where a data set is, without changing anything; None if it is nowhere.
+
+    It is the folder with its files, or the archive as published, which `load_dataset` and
+    `fetch_dataset` unpack beside itself.
+
+    Args:
+        name: one of `list_datasets()`.
+        root: look here only. None: see `where_to_look`.
+
+    Raises:
+        ValueError: unknown name.
+        DataError: a folder has some of the files only.
+    """
+    entry = _entry(name)
+    for base in search_roots(root):
+        for place in entry.places:
+            folder = base / place
+            missing = entry.missing(folder)
+            if not missing:
+                return folder
+            # The root itself may hold a `train` of something else: not ours unless complete.
+            if place != "." and len(missing) < len(entry.files):
+                raise DataError(f"{folder} is incomplete: it has no {', '.join(missing)}.")
+        archive = ARCHIVES.get(name)
+        if archive is not None:
+            for path in (base / archive.name, base / name / archive.name):
+                if os.path.isfile(path):
+                    return path
+    return None
+
+
+def _unpacked(name: str, root: Path | str | None) -> Path | None:
+    found = find_dataset(name, root)
+    if found is not None and name in ARCHIVES and os.path.isfile(found):
+        return ARCHIVES[name].unpack(found, found.parent)
+    return found
+
+
+def fetch_dataset(name: str, root: Path | str | None = None) -> Path | None:
+    """Fetch a data set unless it is there.
+
+    Args:
+        name: one of `list_datasets()`.
+        root: where it goes. None: into the cache, unless one of the known places has it.
+
+    Returns:
+        The folder with its files; None for a set that needs none.
+
+    Raises:
+        ValueError: unknown name.
+        DataError: it cannot be had; the error says what to put where.
+    """
+    entry = _entry(name)
+    if not entry.places:
+        return None
+    found = _unpacked(name, root)
+    if found is not None:
+        return found
+    folder = search_roots(root)[-1]  # the cache, unless a root is given
+    try:
+        return fetch_into(entry.info, folder)
+    except DataError as error:
+        raise DataError(f"{error} {_advice(entry, folder)}") from error
+
+
+def _advice(entry: Entry, folder: Path) -> str:
+    return f"Put {entry.wanted} into {folder}, or name the folder that has it with --data-root."
+
+
+def load_dataset(
+    name: str,
+    root: Path | str | None = None,
+    *,
+    fetch: bool = True,
+    subset: int | None = None,
+    test_subset: int | None = None,
+) -> Splits:
+    """Return the images of a data set.
+
+    Args:
+        name: one of `list_datasets()`.
+        root: exclusive: nothing else is searched, nothing is fetched. None: the known places
+            (`where_to_look`) are searched, and what is missing is fetched into the cache.
+        fetch: may what is missing be fetched?
+        subset: use that many training images, the first of a permutation that depends on nothing
+            but the data set (`subset_index`). None: all.
+        test_subset: likewise for the test images.
+
+    Returns:
+        In memory (`ImageSet`), for ImageNet as files (`ImageFolder`).
+
+    Raises:
+        TypeError, ValueError: unknown name (the nearest one is named), or a subset that is no
+            number from 1 to the size of the set.
+        DataError: the data is not to be had, or damaged; the error says which file, or what to put
+            where.
+
+    Example:
+        >>> load_dataset("cifra10")
+        Traceback (most recent call last):
+        ValueError: `name` must be one of ... Did you mean 'cifar10'?
+    """
+    entry = _entry(name)
+    # Before anything is read or fetched.
+    _check_subset("subset", subset, entry.info.num_train, name)
+    _check_subset("test_subset", test_subset, entry.info.num_test, name)
+    train, test = entry.read(_have(entry, root, fetch), entry.info)
+    full = (entry.info.num_train, entry.info.num_test)
+    if (len(train), len(test)) != full:
+        _log.warning(
+            f"{name}: {len(train):,} training and {len(test):,} test images found; the full set "
+            f"has {full[0]:,} and {full[1]:,}."
+        )
+    return Splits(
+        entry.info,
+        _take("subset", train, subset, name),
+        _take("test_subset", test, test_subset, name),
+    )
+
+
+def _have(entry: Entry, root: Path | str | None, fetch: bool) -> Path:
+    name = entry.info.name
+    if not entry.places:
+        return Path()
+    folder = _unpacked(name, root)
+    if folder is not None:
+        return folder
+    places = ", ".join(str(path) for path in search_roots(root))
+    if root is not None:
+        raise DataError(f"No {name} in {places}: put {entry.wanted} there.")
+    if not fetch or name not in DOWNLOADS:
+        advice = _advice(entry, cache_folder())
+        raise DataError(f"No {name} in {places}. {advice}")
+    _log.info(f"No {name} in {places}: fetching it.")
+    fetched = fetch_dataset(name)
+    assert fetched is not None
+    return fetched
+
+
+def _check_subset(argument: str, size: int | None, most: int, name: str) -> None:
+    if size is None:
+        return
+    check_count(argument, size, 1)
+    if size > most:
+        raise ValueError(
+            f"`{argument}` must be at most {most:,}, the images of {name}; got {size:,}."
+        )
+
+
+def _take(argument: str, images: Images, size: int | None, name: str) -> Images:
+    if size is None:
+        return images
+    _check_subset(argument, size, len(images), name)
+    return images.take(subset_index(len(images), size))

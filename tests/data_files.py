@@ -1,0 +1,172 @@
+"""Small data sets in their true file formats, written byte by byte, and hostile archives."""
+
+import gzip
+import io
+import stat
+import struct
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+TINY_CLASSES = ("n03", "n01", "n02")
+
+
+def listing(folder: Path) -> dict[str, int]:
+    """Every file and folder below `folder`, hidden ones too, with its size."""
+    return {
+        path.relative_to(folder).as_posix(): path.stat().st_size if path.is_file() else -1
+        for path in folder.rglob("*")
+    }
+
+
+def idx_bytes(array: np.ndarray) -> bytes:
+    header = bytes([0, 0, 8, array.ndim])
+    for size in array.shape:
+        header += struct.pack(">I", size)
+    return header + array.astype(np.uint8).tobytes()
+
+
+def fashion_arrays(num_train=20, num_test=10, seed=0) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    return {
+        "train-images-idx3-ubyte": draw.integers(0, 256, (num_train, 28, 28), dtype=np.uint8),
+        "train-labels-idx1-ubyte": draw.integers(0, 10, num_train, dtype=np.uint8),
+        "t10k-images-idx3-ubyte": draw.integers(0, 256, (num_test, 28, 28), dtype=np.uint8),
+        "t10k-labels-idx1-ubyte": draw.integers(0, 10, num_test, dtype=np.uint8),
+    }
+
+
+def write_fashion_mnist(folder: Path, *, zipped=True, **sizes) -> dict[str, np.ndarray]:
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = fashion_arrays(**sizes)
+    for name, array in arrays.items():
+        if zipped:
+            (folder / f"{name}.gz").write_bytes(gzip.compress(idx_bytes(array), mtime=0))
+        else:
+            (folder / name).write_bytes(idx_bytes(array))
+    return arrays
+
+
+def cifar_records(labels: np.ndarray, images: np.ndarray) -> bytes:
+    """`labels` (N, 1 or 2), `images` (N, 3, 32, 32)."""
+    return b"".join(
+        bytes(label.tolist()) + image.tobytes() for label, image in zip(labels, images, strict=True)
+    )
+
+
+def write_cifar10(folder: Path, *, per_batch=3, num_test=4, seed=0):
+    """Return images and labels of the training set, images and labels of the test set."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = np.random.default_rng(seed)
+    sizes = [per_batch] * 5 + [num_test]
+    names = [f"data_batch_{number}.bin" for number in range(1, 6)] + ["test_batch.bin"]
+    parts = []
+    for name, size in zip(names, sizes, strict=True):
+        images = draw.integers(0, 256, (size, 3, 32, 32), dtype=np.uint8)
+        labels = draw.integers(0, 10, (size, 1), dtype=np.uint8)
+        (folder / name).write_bytes(cifar_records(labels, images))
+        parts.append((images, labels[:, 0]))
+    (folder / "batches.meta.txt").write_text("airplane\n")
+    train_images = np.concatenate([images for images, _ in parts[:5]])
+    train_labels = np.concatenate([labels for _, labels in parts[:5]])
+    return train_images, train_labels, *parts[5]
+
+
+def write_cifar100(folder: Path, *, num_train=7, num_test=4, seed=0):
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = np.random.default_rng(seed)
+    result = []
+    for name, size in (("train.bin", num_train), ("test.bin", num_test)):
+        images = draw.integers(0, 256, (size, 3, 32, 32), dtype=np.uint8)
+        coarse = draw.integers(0, 20, (size, 1), dtype=np.uint8)
+        fine = draw.integers(20, 100, (size, 1), dtype=np.uint8)
+        (folder / name).write_bytes(cifar_records(np.hstack([coarse, fine]), images))
+        result += [images, fine[:, 0]]
+    return tuple(result)
+
+
+def write_jpeg(path: Path, grey: int, *, size=(64, 64), mode="RGB") -> None:
+    """An image of one grey, which survives JPEG within a step or two."""
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    colour = grey if mode == "L" else (grey, grey, grey)
+    Image.new(mode, size, colour).save(path, format="JPEG", quality=95)
+
+
+def write_tiny_imagenet(folder: Path, *, per_class=2) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the greys of the training images by name, and those of the validation images."""
+    train, val, grey = {}, {}, 0
+    for name in TINY_CLASSES:
+        for number in range(per_class):
+            grey += 10
+            file = f"{name}_{number}.JPEG"
+            # Some of the real ones are grey-scale files.
+            write_jpeg(
+                folder / "train" / name / "images" / file, grey, mode="L" if number else "RGB"
+            )
+            train[file] = grey
+        (folder / "train" / name / f"{name}_boxes.txt").write_text("x\t0\t0\t1\t1\n")
+    lines = []
+    # Neither in the order of the names nor in that of the classes.
+    for number, name in ((2, "n01"), (0, "n02"), (10, "n03"), (1, "n01")):
+        grey += 10
+        file = f"val_{number}.JPEG"
+        write_jpeg(folder / "val" / "images" / file, grey)
+        val[file] = grey
+        lines.append(f"{file}\t{name}\t0\t0\t63\t63\n")
+    (folder / "val" / "val_annotations.txt").write_text("".join(lines))
+    (folder / "wnids.txt").write_text("".join(f"{name}\n" for name in TINY_CLASSES))
+    return train, val
+
+
+def write_image_folder(folder: Path, *, per_class=3, size=(80, 60)) -> None:
+    for part, count in (("train", per_class), ("val", 1)):
+        for label, name in enumerate(("n01", "n02")):
+            for number in range(count):
+                grey = 40 * number + 100 * label + (20 if part == "val" else 0)
+                write_jpeg(folder / part / name / f"{name}_{number}.JPEG", grey, size=size)
+
+
+def write_tar(path: Path, members, *, mode="w:gz") -> None:
+    """`members`: (name, content) or a whole TarInfo, with its content or None."""
+    with tarfile.open(path, mode) as archive:
+        for member, content in members:
+            info = member if isinstance(member, tarfile.TarInfo) else tarfile.TarInfo(member)
+            if content is not None and not isinstance(member, tarfile.TarInfo):
+                info.size = len(content)
+            archive.addfile(info, None if content is None else io.BytesIO(content))
+
+
+def tar_member(name: str, kind: bytes, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info
+
+
+def write_zip(path: Path, members) -> None:
+    """`members`: (name or ZipInfo, content)."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for member, content in members:
+            archive.writestr(member, content)
+
+
+def zip_symlink(name: str) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name)
+    info.create_system = 3  # Unix: the upper half of the attributes is a file mode
+    info.external_attr = (stat.S_IFLNK | 0o777) << 16
+    return info
+
+
+def tar_of_folder(path: Path, folder: Path) -> None:
+    """What `tar czf` makes of a folder."""
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(folder, arcname=folder.name)
+
+
+def zip_of_folder(path: Path, folder: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(folder.rglob("*")):
+            archive.write(file, file.relative_to(folder.parent).as_posix())

@@ -1,4 +1,4 @@
-# make demo   a small selective training; make test   the whole suite; make check   lint, types, wheel
+# make demo   DenseNet-40 plain and selective; make test   the whole suite; make check   lint, types, wheel
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: demo test check format figures clean
 
-demo: $(VENV)/.core
+demo: $(VENV)/.train
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.test
@@ -33,17 +33,17 @@ $(VENV)/.torch: constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt torch
 	touch $@
 
-$(VENV)/.core: $(VENV)/.torch pyproject.toml
-	$(PIP) install --quiet --constraint constraints.txt --editable .
+$(VENV)/.train: $(VENV)/.torch pyproject.toml
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[train]'
 	touch $@
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[test]'
-	touch $@ $(VENV)/.core
+	touch $@ $(VENV)/.train
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $@ $(VENV)/.core $(VENV)/.test
+	touch $@ $(VENV)/.train $(VENV)/.test
 
 clean:
 	rm -rf $(VENV) build dist

@@ -17,7 +17,7 @@ def problems(wheel: Path) -> Iterator[str]:
     info = f"{project['name']}-{project['version']}.dist-info"
     source = ROOT / "src"
     wanted = {path.relative_to(source).as_posix() for path in source.glob("selectconv/**/*.py")}
-    wanted |= {"selectconv/py.typed", f"{info}/licenses/LICENSE"}
+    wanted |= {"selectconv/py.typed", "selectconv/train/recipes.yaml", f"{info}/licenses/LICENSE"}
     metadata = {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")}
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())

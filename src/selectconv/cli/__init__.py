@@ -1,0 +1,1 @@
+"""The `selectconv` command: one file a verb. Needs `selectconv[train]`."""

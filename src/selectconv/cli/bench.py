@@ -1,0 +1,52 @@
+"""`selectconv bench`: ratios of ours to the plain way, side by side in one run."""
+
+import json
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+from rich.console import Console
+from rich.table import Table
+
+from selectconv.checks import check_choice, check_count
+from selectconv.cli.errors import UsageError
+
+HELP = "measure: a training step, an allocation pass, the data pipeline"
+CASES = ("step", "alloc", "data")
+
+
+def build_parser() -> ArgumentParser:
+    """Build the verb's parser."""
+    parser = ArgumentParser(description=HELP, exit_on_error=False)
+    parser.add_argument("case", type=str, help=f"one of {', '.join(CASES)}")
+    parser.add_argument("--repeats", type=int, default=7, help="interleaved repeats of each side")
+    parser.add_argument("--compile", action="store_true", help="step: the trainer's with --compile")
+    parser.add_argument("--json", action="store_true", help="print a JSON line a case")
+    return parser
+
+
+def run(options: Namespace) -> int:
+    """Measure and print."""
+    check_choice("case", options.case, CASES)
+    check_count("repeats", options.repeats, 1)
+    from selectconv.train import measure
+
+    if options.compile and options.case != "step":
+        raise UsageError("--compile goes with `bench step` only.")
+    rows: list[dict[str, Any]]
+    if options.case == "step":
+        rows = measure.measure_step(options.repeats, compile=options.compile)
+    else:
+        rows = getattr(measure, f"measure_{options.case}")(options.repeats)
+    if options.json:
+        for row in rows:
+            print(json.dumps(row))
+        return 0
+    table = Table(title=f"selectconv bench {options.case} (median of {options.repeats})")
+    table.add_column("case")
+    for head in ("value", "unit", "from", "to"):
+        table.add_column(head, justify="right")
+    for row in rows:
+        low, high = row["spread"]
+        table.add_row(row["case"], f"{row['value']:g}", row["unit"], f"{low:g}", f"{high:g}")
+    Console(width=None if Console().is_terminal else 110).print(table)
+    return 0

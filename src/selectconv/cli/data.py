@@ -1,0 +1,66 @@
+"""`selectconv data`: which data sets there are, where they are, and fetching them."""
+
+from jsonargparse import ArgumentParser, Namespace
+from rich.console import Console
+from rich.table import Table
+
+from selectconv.checks import check_choice
+from selectconv.cli.errors import UsageError
+from selectconv.data.registry import dataset_info, fetch_dataset, find_dataset, list_datasets
+from selectconv.errors import DataError
+
+HELP = "list the data sets, or fetch one"
+ACTIONS = ("list", "fetch")
+
+
+def build_parser() -> ArgumentParser:
+    """Build the verb's parser."""
+    parser = ArgumentParser(description=HELP, exit_on_error=False)
+    parser.add_argument("action", type=str, help="list or fetch")
+    parser.add_argument("name", type=str | None, nargs="?", default=None, help="data set to fetch")
+    parser.add_argument("--root", type=str | None, default=None, help="where to look or fetch to")
+    return parser
+
+
+def run(options: Namespace) -> int:
+    """List or fetch."""
+    check_choice("action", options.action, ACTIONS)
+    if options.action == "list":
+        _print_list(options.root)
+        return 0
+    if options.name is None:
+        raise UsageError(f"fetch needs a data set: one of {', '.join(list_datasets())}.")
+    folder = fetch_dataset(check_choice("name", options.name, list_datasets()), options.root)
+    print(f"{options.name}: {folder}" if folder else f"{options.name} needs no files.")
+    return 0
+
+
+def _print_list(root: str | None) -> None:
+    table = Table()
+    for head in ("data set", "title"):
+        table.add_column(head)
+    for head in ("classes", "image", "training", "test"):
+        table.add_column(head, justify="right")
+    table.add_column("where", overflow="fold")
+    for name in list_datasets():
+        info = dataset_info(name)
+        table.add_row(
+            name,
+            info.title,
+            str(info.num_classes),
+            "x".join(map(str, info.shape)),
+            f"{info.num_train:,}",
+            f"{info.num_test:,}",
+            _where(name, root),
+        )
+    Console(width=None if Console().is_terminal else 120).print(table)
+
+
+def _where(name: str, root: str | None) -> str:
+    if name == "digits":
+        return "comes with scikit-learn"
+    try:
+        found = find_dataset(name, root)
+    except DataError as error:
+        return str(error)
+    return "not found" if found is None else str(found)

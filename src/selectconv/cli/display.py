@@ -1,0 +1,91 @@
+"""How a run shows its progress: a bar where there is a terminal, a line an epoch everywhere."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from selectconv.allocator import AllocationReport
+from selectconv.data.loader import Loader
+from selectconv.train.config import TrainConfig
+from selectconv.train.loop import Batches, Display
+
+_HEAD = "epoch   train loss   test loss   test error   images/s   de-/re-allocated   moved   closed"
+
+
+class Lines:
+    """One line an epoch; nothing in between."""
+
+    def __init__(self, config: TrainConfig, console: Console) -> None:
+        self.config = config
+        self.console = console
+        self._has_head = False
+
+    def batches(self, loader: Loader, epoch: int, what: str) -> Batches:
+        """Pass the batches through."""
+        return loader.epoch(epoch)
+
+    def epoch_done(self, row: dict[str, Any], report: AllocationReport | None) -> None:
+        """Print the epoch's line."""
+        if not self._has_head:
+            self.console.print(_HEAD, style="bold", highlight=False)
+            self._has_head = True
+        closed = opened = 0
+        if report is not None:
+            closed = sum(map(len, report.deallocated.values()))
+            opened = sum(map(len, report.reallocated.values()))
+        self.console.print(
+            f"{row['epoch']:5d} {row['train_loss']:12.4f} {row['test_loss']:11.4f}"
+            f" {row['test_error']:10.2f} % {row['images_per_second']:10.0f}"
+            f" {closed:9d} / {opened:<6d} {row['moved']:6d} {row['closed']:8d}",
+            highlight=False,
+        )
+
+
+class Bars(Lines):
+    """A bar over the whole training with the time that is left, and a line an epoch."""
+
+    def __init__(self, config: TrainConfig, console: Console) -> None:
+        super().__init__(config, console)
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("steps, left"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=console,
+            transient=True,
+        )
+        self._task: Any = None
+
+    def batches(self, loader: Loader, epoch: int, what: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pass the batches through and move the bar."""
+        if what == "train":
+            if self._task is None:
+                total = self.config.epochs * len(loader)
+                self._task = self.progress.add_task("", total=total)
+                self.progress.start()
+            self.progress.update(self._task, completed=epoch * len(loader))
+        if self._task is not None:
+            self.progress.update(self._task, description=f"epoch {epoch}, {what}")
+        for batch in loader.epoch(epoch):
+            yield batch
+            if what == "train":
+                self.progress.advance(self._task)
+
+    def epoch_done(self, row: dict[str, Any], report: AllocationReport | None) -> None:
+        """Print the epoch's line above the bar."""
+        super().epoch_done(row, report)
+        if row["epoch"] == self.config.epochs - 1:
+            self.progress.stop()
+
+
+def choose_display(config: TrainConfig, console: Console) -> Display:
+    """Choose bars for a terminal, lines for everything else."""
+    return (
+        Bars(config, console)
+        if console.is_terminal and not console.quiet
+        else Lines(config, console)
+    )

@@ -1,0 +1,51 @@
+"""`selectconv eval`: error and loss of a run's weights on the test set."""
+
+import json
+
+from jsonargparse import ArgumentParser, Namespace
+from rich.console import Console
+
+from selectconv.cli.errors import UsageError
+from selectconv.errors import RunError
+from selectconv.train.config import resolve
+from selectconv.train.records import BEST, LAST, RunFolder
+
+HELP = "test a run's last (or best) weights"
+
+
+def build_parser() -> ArgumentParser:
+    """Build the verb's parser."""
+    parser = ArgumentParser(description=HELP, exit_on_error=False)
+    parser.add_argument("dir", type=str, help="folder of the run")
+    parser.add_argument("--best", action="store_true", help="the epoch of the lowest test error")
+    parser.add_argument(
+        "--data-root", type=str | None, default=None, help="where the data set lies"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON line")
+    return parser
+
+
+def run(options: Namespace) -> int:
+    """Evaluate."""
+    folder = RunFolder(options.dir)
+    try:
+        config = resolve(folder.read_config())
+    except RunError as error:
+        raise UsageError(str(error)) from error
+    name = BEST if options.best else LAST
+
+    from selectconv.cli.display import Lines
+    from selectconv.data.registry import load_dataset
+    from selectconv.train.checkpoint import load_weights
+    from selectconv.train.loop import Training, build_fabric
+
+    root = options.data_root or config.data_root
+    splits = load_dataset(config.data, root, subset=config.subset, test_subset=config.test_subset)
+    training = Training(config, build_fabric(config), splits)
+    load_weights(folder / name, training.model)
+    loss, wrong = training.evaluate(Lines(config, Console()), 0)
+    if options.json:
+        print(json.dumps({"weights": name, "test_loss": loss, "test_error": wrong}))
+    else:
+        print(f"{folder / name}: test error {wrong:.2f} %, test loss {loss:.4f}")
+    return 0

@@ -1,0 +1,48 @@
+"""`selectconv models`: the zoo, its sizes beside the paper's figures."""
+
+import json
+from dataclasses import asdict
+
+from jsonargparse import ArgumentParser, Namespace
+from rich.console import Console
+from rich.table import Table
+
+from selectconv.zoo.paper import models_table
+
+HELP = "list the networks with their sizes beside the paper's"
+
+
+def build_parser() -> ArgumentParser:
+    """Build the verb's parser."""
+    parser = ArgumentParser(description=HELP, exit_on_error=False)
+    parser.add_argument("--json", action="store_true", help="print a JSON line a network")
+    return parser
+
+
+def run(options: Namespace) -> int:
+    """Print the table."""
+    rows = models_table()
+    if options.json:
+        for row in rows:
+            print(json.dumps(asdict(row)))
+        return 0
+    table = Table(title="Networks of the paper, 32x32 images (DenseNet-121, ResNet-50: 224x224)")
+    table.add_column("model")
+    for head in ("parameters", "paper", "multiply-adds", "paper's FLOPs", "selective", "shifts"):
+        table.add_column(head, justify="right")
+    for row in rows:
+        table.add_row(
+            row.name,
+            f"{row.params:,}",
+            row.paper_params,
+            f"{row.macs / 1e6:,.1f}M",
+            row.paper_flops or "-",
+            f"{row.selective_params:,}",
+            f"{row.shift_biases:,}",
+        )
+    console = Console(width=None if Console().is_terminal else 120)
+    console.print(table)
+    for row in rows:
+        if row.note:
+            console.print(f"{row.name}: {row.note}", highlight=False)
+    return 0

@@ -1,0 +1,145 @@
+"""What a run is: one flat set of settings, the same words in YAML, flags and `config.yaml`.
+
+Defaults come from `recipes.yaml`: the paper's settings for the pair of model and data set.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from selectconv.checks import check_choice, check_count, check_fraction, check_non_negative
+from selectconv.data.registry import dataset_info, list_datasets
+from selectconv.layer import DAMAGES
+from selectconv.zoo import list_models
+
+METHODS = ("plain", "select", "zero", "random", "dealloc", "shift")
+DEVICES = ("auto", "cpu", "cuda", "mps")
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """All that is needed to repeat a run.
+
+    Attributes:
+        model: a name of `sc.list_models()`.
+        data: a data set of `selectconv data list`.
+        method: plain, select (+D+R zero+shift), zero, random, dealloc or shift (+S).
+        epochs: passes over the training set.
+        batch_size: images a step, over all processes.
+        lr: where the cosine starts; it ends at 0.
+        momentum: of SGD, Nesterov's.
+        weight_decay: of everything but the shifts.
+        shift_weight_decay: of the shifts.
+        gamma: the damage level of dealloc.
+        top_k: K, candidates of realloc.
+        max_copies: N_max; None: no cap.
+        stop_at: the part of the training in which channels are selected.
+        grace: epochs in which a re-opened slot is not closed again.
+        damage: auto, mean (the paper) or rms.
+        seed: of weights, order, augmentation and allocation.
+        data_root: where the data set lies; nothing else is searched then. None: the known places.
+        subset: so many training images only; None: all.
+        test_subset: so many test images only; None: all.
+        device: auto, cpu, cuda or mps.
+        precision: 32-true, bf16-mixed or 16-mixed.
+        compile: run the model through torch.compile.
+        channels_last: keep images and weights in channels-last order.
+    """
+
+    model: str
+    data: str
+    method: str
+    epochs: int
+    batch_size: int
+    lr: float
+    momentum: float
+    weight_decay: float
+    shift_weight_decay: float
+    gamma: float
+    top_k: int
+    max_copies: int | None
+    stop_at: float
+    grace: int
+    damage: str
+    seed: int
+    data_root: str | None
+    subset: int | None
+    test_subset: int | None
+    device: str
+    precision: str
+    compile: bool
+    channels_last: bool
+
+    def __post_init__(self) -> None:
+        check_choice("model", self.model, list_models())
+        check_choice("data", self.data, list_datasets())
+        check_choice("method", self.method, METHODS)
+        check_choice("damage", self.damage, DAMAGES)
+        check_choice("device", self.device, DEVICES)
+        check_choice("precision", self.precision, PRECISIONS)
+        for name in ("epochs", "batch_size", "top_k"):
+            check_count(name, getattr(self, name), 1)
+        for name in ("max_copies", "subset", "test_subset"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name), 1)
+        info = dataset_info(self.data)
+        for name, most in (("subset", info.num_train), ("test_subset", info.num_test)):
+            if (getattr(self, name) or 0) > most:
+                raise ValueError(
+                    f"`{name}` must be at most {most:,}, the images of {self.data}; "
+                    f"got {getattr(self, name):,}."
+                )
+        check_count("grace", self.grace, 0)
+        check_count("seed", self.seed, 0)
+        for name in ("gamma", "stop_at", "momentum"):
+            check_fraction(name, getattr(self, name))
+        for name in ("lr", "weight_decay", "shift_weight_decay"):
+            check_non_negative(name, getattr(self, name))
+        for name in ("compile", "channels_last"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"`{name}` must be true or false, got {getattr(self, name)!r}.")
+        if self.data_root is not None and not isinstance(self.data_root, str):
+            raise TypeError(f"`data_root` must be a folder, got {self.data_root!r}.")
+
+    @property
+    def is_selective(self) -> bool:
+        """Whether the network has selective convs."""
+        return self.method != "plain"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as plain types, in the order in which they are documented."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def lr_at(self, step: int, steps: int) -> float:
+        """Compute the learning rate of a step: a cosine from `lr` to 0 over the whole training."""
+        return self.lr * 0.5 * (1 + math.cos(math.pi * step / steps))
+
+
+def setting_names() -> list[str]:
+    """Return the names of all settings."""
+    return [field.name for field in fields(TrainConfig)]
+
+
+def resolve(given: Mapping[str, Any]) -> TrainConfig:
+    """Fill in the paper's settings for the pair of model and data set wherever none is given.
+
+    Raises:
+        TypeError, ValueError: an unknown setting, or a value that is not accepted.
+    """
+    for name in given:
+        check_choice("setting", name, setting_names())
+    recipes = yaml.safe_load((files("selectconv.train") / "recipes.yaml").read_text())
+    settings: dict[str, Any] = dict(recipes["common"])
+    settings.update({name: given[name] for name in ("model", "data") if name in given})
+    check_choice("model", settings["model"], list_models())
+    check_choice("data", settings["data"], list_datasets())
+    # A model's recipe is the more specific one: CondenseNet trains longer than CIFAR's default.
+    settings.update(recipes["data"].get(settings["data"], {}))
+    settings.update(recipes["model"].get(settings["model"], {}))
+    settings.update(given)
+    return TrainConfig(**settings)

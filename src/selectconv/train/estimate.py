@@ -1,0 +1,95 @@
+"""What a run will do and about how long that takes, said before it starts."""
+
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+
+from selectconv.cost import count_macs, count_params
+from selectconv.data.image_set import DatasetInfo
+from selectconv.data.registry import dataset_info
+from selectconv.train.config import TrainConfig
+from selectconv.train.loop import build_model, build_optimizer
+
+# A timed step computes at most so many multiply-adds forward: seconds even for the largest network.
+_MOST_MACS = 5e9
+_REPEATS = 3
+
+
+def announce(config: TrainConfig, folder: Path, console: Console) -> None:
+    """Print a run's plan: network, data, steps, selection, and the time it will take."""
+    info = dataset_info(config.data)
+    train_images = min(config.subset or info.num_train, info.num_train)
+    test_images = min(config.test_subset or info.num_test, info.num_test)
+    per_image = seconds_per_image(config, info)
+    seconds = config.epochs * per_image * (train_images + test_images / 3)  # testing: forward only
+    table = Table.grid(padding=(0, 2))
+    parameters = count_params(build_model(config, info))
+    images = "x".join(map(str, info.shape))
+    table.add_row("network", f"{config.model}, {parameters:,} parameters")
+    table.add_row("data", f"{config.data}, {train_images:,} / {test_images:,} images of {images}")
+    table.add_row("method", describe_method(config))
+    steps = -(-train_images // config.batch_size)
+    table.add_row(
+        "training",
+        f"{config.epochs} epochs of {steps} steps of {config.batch_size}, lr {config.lr}",
+    )
+    table.add_row(
+        "device", f"{config.device}, {config.precision}, {torch.get_num_threads()} threads"
+    )
+    table.add_row("folder", str(folder))
+    table.add_row("takes", f"about {describe_duration(seconds)}")
+    console.print(table, highlight=False)
+
+
+def describe_method(config: TrainConfig) -> str:
+    """Say what is done to the channels, in words."""
+    acts = {
+        "plain": "plain convolutions",
+        "select": "de-allocation, re-allocation with shifts",
+        "zero": "de-allocation, re-allocation without shifts",
+        "random": "de-allocation, re-allocation without shifts, weights drawn anew",
+        "dealloc": "de-allocation only",
+        "shift": "a shift for every 1x1 slot, no allocation",
+    }
+    words = f"{config.method}: {acts[config.method]}"
+    if config.method in ("plain", "shift"):
+        return words
+    return f"{words}; gamma {config.gamma:g}, in the first {config.stop_at:.0%} of the epochs"
+
+
+def describe_duration(seconds: float) -> str:
+    """Say a duration as a person would."""
+    for size, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {name}"
+    return f"{max(seconds, 1):.0f} seconds"
+
+
+def seconds_per_image(config: TrainConfig, info: DatasetInfo) -> float:
+    """Time some training steps on random images with a network of its own."""
+    device = torch.device(
+        "cuda" if config.device in ("auto", "cuda") and torch.cuda.is_available() else "cpu"
+    )
+    with torch.random.fork_rng():
+        macs = count_macs(build_model(replace(config, method="plain"), info), info.shape)
+        count = max(1, min(config.batch_size, int(_MOST_MACS / macs)))
+        model = build_model(config, info).to(device)
+        optimizer = build_optimizer(config, model)
+        images = torch.randn(count, *info.shape, device=device)
+        labels = torch.randint(info.num_classes, (count,), device=device)
+        times = []
+        for _ in range(_REPEATS + 1):
+            started = time.perf_counter()
+            F.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - started)
+    return statistics.median(times[1:]) / count  # the first one warms up

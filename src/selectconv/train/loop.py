@@ -1,0 +1,323 @@
+"""The training loop: read it from top to bottom with the supplement's section B open.
+
+Everything random depends on the seed and the epoch alone, and a checkpoint is written after every
+epoch, so a run that was killed at any moment and resumed ends with the same bits.
+"""
+
+import os
+import re
+import time
+from collections.abc import Iterable
+from typing import Any, Protocol, cast
+
+import torch
+import torch.nn.functional as F
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from selectconv.allocator import AllocationReport, ChannelAllocator
+from selectconv.data.image_set import DatasetInfo
+from selectconv.data.loader import Loader, make_loader
+from selectconv.data.registry import Splits, load_dataset
+from selectconv.errors import RunError
+from selectconv.layer import SelectConvNd
+from selectconv.param_groups import param_groups
+from selectconv.train.checkpoint import load_checkpoint, save_checkpoint, save_weights
+from selectconv.train.config import TrainConfig
+from selectconv.train.records import ALLOCATION, BEST, CHECKPOINT, LAST, METRICS, RunFolder
+from selectconv.zoo import create_model
+
+# How often the losses are looked at for NaN: a look waits for the device.
+_LOOK_EVERY = 20
+
+# What gloo and NCCL say when the other side of a connection is gone.
+_LOST_RANK = re.compile(r"gloo|nccl|closed by peer|reset by peer|broken pipe", re.IGNORECASE)
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+
+
+class Display(Protocol):
+    """Where a run shows its progress."""
+
+    def batches(self, loader: Loader, epoch: int, what: str) -> Batches:
+        """Yield an epoch's batches while showing how far it is."""
+        ...
+
+    def epoch_done(self, row: dict[str, Any], report: AllocationReport | None) -> None:
+        """Show an epoch's line of metrics."""
+        ...
+
+
+def build_fabric(config: TrainConfig) -> Fabric:
+    """Set up devices, precision and processes; under torchrun, all of its processes."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    fabric = Fabric(
+        accelerator=config.device,
+        devices=local,
+        num_nodes=world // local,
+        strategy="ddp" if world > 1 else "auto",
+        precision=config.precision,  # type: ignore[arg-type]
+    )
+    fabric.launch()
+    return fabric
+
+
+def build_model(config: TrainConfig, info: DatasetInfo) -> nn.Module:
+    """Build a run's network, with the stem that fits the images."""
+    model = create_model(
+        config.model,
+        num_classes=info.num_classes,
+        in_channels=info.shape[0],
+        stem={"tiny-imagenet": "tiny", "imagenet": "imagenet"}.get(config.data, "cifar"),
+        selective=config.is_selective,
+        # De-allocation alone needs no shifts (the parameter counts of Table 2).
+        realloc="none" if config.method == "dealloc" else "pointwise",
+    )
+    if config.channels_last:
+        # A keyword that torch has and its type stubs do not.
+        model = cast(Any, model).to(memory_format=torch.channels_last)
+    return model
+
+
+def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.SGD:
+    """Build SGD as in supplement B.1: Nesterov without dampening, less decay on shifts."""
+    groups = param_groups(model, config.weight_decay, config.shift_weight_decay)
+    return torch.optim.SGD(
+        groups, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0
+    )
+
+
+class Training:
+    """A run in the making: everything that one epoch needs and changes.
+
+    Args:
+        config: its settings.
+        fabric: devices, precision and processes.
+        splits: the data set.
+        state: a checkpoint to go on from; None: start.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        fabric: Fabric,
+        splits: Splits,
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        self.config = config
+        self.fabric = fabric
+        if config.batch_size % fabric.world_size:
+            raise ValueError(
+                f"`batch_size` {config.batch_size} must be a multiple of the {fabric.world_size} "
+                "processes: each takes an equal part of every batch."
+            )
+        self.train_loader = self._loader(splits, train=True)
+        self.test_loader = self._loader(splits, train=False)
+        torch.manual_seed(config.seed)
+        self.model = build_model(config, splits.info)
+        if state is not None:
+            self.model.load_state_dict(state["model"])
+        optimizer = build_optimizer(config, self.model)
+        compiled = cast(nn.Module, torch.compile(self.model)) if config.compile else self.model
+        self.wrapped, self.optimizer = fabric.setup(compiled, optimizer)
+        self.allocator: ChannelAllocator | None = None
+        if config.is_selective:
+            self.allocator = ChannelAllocator(
+                self.model,
+                optimizer,
+                total_epochs=config.epochs,
+                gamma=config.gamma,
+                top_k=config.top_k,
+                max_copies=config.max_copies,
+                stop_at=config.stop_at,
+                grace=config.grace,
+                mode=config.method,
+                damage=config.damage,
+                seed=config.seed,
+            )
+        self.best_error = float("inf")
+        self.next_epoch = 0
+        if state is not None:
+            optimizer.load_state_dict(state["optimizer"])
+            if self.allocator is not None:
+                self.allocator.load_state_dict(state["allocator"])
+            self.best_error = state["best_error"]
+            self.next_epoch = state["epoch"] + 1
+
+    def run_epoch(
+        self, epoch: int, display: Display
+    ) -> tuple[dict[str, Any], AllocationReport | None]:
+        """Train, test, then de- and re-allocate; returns the line of metrics and the report."""
+        # Dropout draws from the global generator: from the seed, the epoch and the rank alone.
+        torch.manual_seed((self.config.seed * 100_003 + epoch) * 10_007 + self.fabric.global_rank)
+        started = time.perf_counter()
+        train_loss, images = self.train_epoch(epoch, display)
+        elapsed = time.perf_counter() - started
+        test_loss, test_error = self.evaluate(display, epoch)
+        report = None if self.allocator is None else self.allocator.step(epoch)
+        layers = [layer for layer in self.model.modules() if isinstance(layer, SelectConvNd)]
+        row = {
+            "epoch": epoch,
+            "train_loss": train_loss,
+            "test_loss": test_loss,
+            "test_error": test_error,
+            "lr": self.config.lr_at((epoch + 1) * len(self.train_loader) - 1, self._steps),
+            "seconds": round(time.perf_counter() - started, 3),
+            "images_per_second": round(images / elapsed, 1),
+            "moved": sum(int((layer.moved & layer.gate).sum()) for layer in layers),
+            "closed": sum(int((~layer.gate).sum()) for layer in layers),
+        }
+        return row, report
+
+    def evaluate(self, display: Display, epoch: int) -> tuple[float, float]:
+        """Compute the test loss and the test error in per cent."""
+        self.wrapped.eval()
+        sums = torch.zeros(3, dtype=torch.float64)  # loss, wrong answers, images
+        with torch.no_grad():
+            for images, labels in display.batches(self.test_loader, 0, "test"):
+                logits = self.wrapped(images).float()
+                loss = F.cross_entropy(logits, labels, reduction="sum")
+                wrong = (logits.argmax(dim=1) != labels).sum()
+                sums += torch.tensor([float(loss), float(wrong), len(labels)]).double()
+        loss, wrong, count = self._sum_over_ranks(sums).tolist()
+        return loss / count, 100 * wrong / count
+
+    def state(self, epoch: int) -> dict[str, Any]:
+        """Collect what going on after `epoch` needs."""
+        return {
+            "epoch": epoch,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "allocator": None if self.allocator is None else self.allocator.state_dict(),
+            "best_error": self.best_error,
+        }
+
+    def _loader(self, splits: Splits, *, train: bool) -> Loader:
+        return make_loader(
+            splits.train if train else splits.test,
+            splits.info,
+            self.config.batch_size // self.fabric.world_size,
+            train=train,
+            device=self.fabric.device,
+            seed=self.config.seed,
+            rank=self.fabric.global_rank,
+            world_size=self.fabric.world_size,
+            channels_last=self.config.channels_last,
+        )
+
+    @property
+    def _steps(self) -> int:
+        return self.config.epochs * len(self.train_loader)
+
+    def train_epoch(self, epoch: int, display: Display) -> tuple[float, int]:
+        """Train on every image once; returns the mean loss and the number of images."""
+        self.wrapped.train()
+        losses = torch.zeros(len(self.train_loader), device=self.fabric.device)
+        counts = torch.zeros(len(self.train_loader))
+        batches = display.batches(self.train_loader, epoch, "train")
+        for number, (images, labels) in enumerate(batches):
+            step = epoch * len(self.train_loader) + number
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.config.lr_at(step, self._steps)
+            loss = F.cross_entropy(self.wrapped(images), labels)
+            self.fabric.backward(loss)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            losses[number] = loss.detach()
+            counts[number] = len(labels)
+            if (number + 1) % _LOOK_EVERY == 0:
+                self._check_losses(losses, epoch)
+        self._check_losses(losses, epoch)
+        total = (losses.double().cpu() * counts).sum()
+        total, count = self._sum_over_ranks(torch.stack([total, counts.double().sum()])).tolist()
+        return total / count, int(count)
+
+    def _check_losses(self, losses: Tensor, epoch: int) -> None:
+        bad = (~losses.isfinite()).nonzero().flatten().tolist()
+        if bad:
+            raise RunError(
+                f"the loss is {float(losses[bad[0]])} at epoch {epoch}, step {bad[0]}: the run "
+                "stops; its last checkpoint is kept. Try a smaller --lr."
+            )
+
+    def _sum_over_ranks(self, values: Tensor) -> Tensor:
+        if self.fabric.world_size == 1:
+            return values
+        summed = self.fabric.all_reduce(values.to(self.fabric.device), reduce_op="sum")
+        assert isinstance(summed, Tensor)
+        return summed.cpu()
+
+
+def train(
+    config: TrainConfig, folder: RunFolder, display: Display, *, resume: bool = False
+) -> dict[str, Any]:
+    """Run a training to its end, writing its folder as it goes.
+
+    Args:
+        config: the settings; when resuming, those of the folder.
+        folder: a folder that was started, or the one to go on in.
+        display: where progress is shown.
+        resume: go on from the folder's checkpoint, if it has one.
+
+    Returns:
+        The last line of metrics.
+
+    Raises:
+        RunError: NaN, a damaged checkpoint, a disk that is full.
+        DataError: the data set cannot be had.
+    """
+    fabric = build_fabric(config)
+    with fabric.rank_zero_first():  # one process fetches
+        splits = load_dataset(
+            config.data, config.data_root, subset=config.subset, test_subset=config.test_subset
+        )
+    state = None
+    if resume and (folder / CHECKPOINT).exists():
+        state = load_checkpoint(folder / CHECKPOINT)
+    try:
+        _run_epochs(Training(config, fabric, splits, state), folder, display)
+    except RuntimeError as error:
+        if fabric.world_size > 1 and _LOST_RANK.search(str(error)):
+            raise RunError(
+                "another process of this run has died: start all of them again with --resume."
+            ) from error
+        raise
+    return folder.read(METRICS)[-1]
+
+
+def _run_epochs(training: Training, folder: RunFolder, display: Display) -> None:
+    is_first = training.fabric.global_rank == 0
+    if is_first:
+        folder.cut_after(training.next_epoch - 1)
+        folder.set_status("running")
+    writer = _tensorboard(folder, training.next_epoch) if is_first else None
+    for epoch in range(training.next_epoch, training.config.epochs):
+        row, report = training.run_epoch(epoch, display)
+        is_best = row["test_error"] < training.best_error
+        training.best_error = min(training.best_error, row["test_error"])
+        if is_first:
+            folder.append(METRICS, row)
+            if report:
+                folder.append(ALLOCATION, {"epoch": epoch, "layers": report.plan.to_dict()})
+            if is_best:
+                save_weights(folder / BEST, training.model)
+            save_weights(folder / LAST, training.model)
+            # Last of all: whatever the lines above wrote is written again if this is not reached.
+            save_checkpoint(folder / CHECKPOINT, training.state(epoch))
+        if writer is not None:
+            for name, value in row.items():
+                writer.add_scalar(name, value, epoch)
+            writer.flush()
+        display.epoch_done(row, report)
+    if writer is not None:
+        writer.close()
+    if is_first:
+        folder.set_status("done")
+    training.fabric.barrier()  # nobody reads the folder before it is complete
+
+
+def _tensorboard(folder: RunFolder, first_epoch: int) -> Any:
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=first_epoch)

@@ -1,0 +1,205 @@
+"""A run's folder: what is in it, and that its files appear whole or not at all."""
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+import yaml
+
+from selectconv.errors import RunError
+
+CONFIG, ENVIRONMENT, STATUS = "config.yaml", "env.json", "status.json"
+METRICS, ALLOCATION = "metrics.jsonl", "allocation.jsonl"
+CHECKPOINT, LAST, BEST = "last.ckpt", "last.safetensors", "best.safetensors"
+TENSORBOARD = "tensorboard"
+_OWN = (CONFIG, ENVIRONMENT, STATUS, METRICS, ALLOCATION, CHECKPOINT, LAST, BEST, TENSORBOARD)
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file beside its place and rename it there: a reader sees the old one or the new one.
+
+    Raises:
+        RunError: the file could not be written; what was there before is still there.
+    """
+    beside = path.with_name(path.name + ".part")
+    try:
+        with beside.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        reason = error.strerror or str(error)
+        raise RunError(f"cannot write {path}: {reason}; what it held before is kept.") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole."""
+    write_whole(path, lambda file: file.write(text.encode()))
+
+
+class RunFolder:
+    """The folder of a run, as in the README's list of files.
+
+    Args:
+        path: the folder; it need not exist.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    def is_empty(self) -> bool:
+        """Tell whether nothing would be lost by starting here."""
+        return not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir()))
+
+    def clear(self) -> None:
+        """Delete a run's own files; refuses a folder that holds anything else.
+
+        Raises:
+            RunError: there are files that no run wrote.
+        """
+        names = sorted(entry.name for entry in self.path.iterdir())
+        foreign = [name for name in names if name.removesuffix(".part") not in _OWN]
+        if foreign:
+            raise RunError(
+                f"{self.path} holds {foreign[0]!r}, which no run wrote: nothing was deleted; "
+                "choose another --out."
+            )
+        for entry in self.path.iterdir():
+            if entry.is_dir():
+                for file in entry.iterdir():
+                    file.unlink()
+                entry.rmdir()
+            else:
+                entry.unlink()
+
+    def start(self, config: Mapping[str, Any]) -> None:
+        """Create the folder with its settings and the environment."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot create {self.path}: {error.strerror}.") from error
+        write_text(self / CONFIG, yaml.safe_dump(dict(config), sort_keys=False))
+        write_text(self / ENVIRONMENT, json.dumps(describe_environment(), indent=2) + "\n")
+        self.set_status("running")
+
+    def read_config(self) -> dict[str, Any]:
+        """Read the settings of the run.
+
+        Raises:
+            RunError: there are none, or they cannot be read.
+        """
+        path = self / CONFIG
+        try:
+            config = yaml.safe_load(path.read_text())
+        except FileNotFoundError:
+            raise RunError(f"{self.path} is not a run: it has no {CONFIG}.") from None
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise RunError(f"{path} cannot be read: {str(error).splitlines()[0]}.") from error
+        if not isinstance(config, dict):
+            raise RunError(f"{path} does not hold settings.")
+        return config
+
+    def status(self) -> str:
+        """Return `running`, `done` or `failed`; `running` also where nothing says otherwise."""
+        try:
+            return str(json.loads((self / STATUS).read_text())["status"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return "running"
+
+    def set_status(self, status: str, message: str | None = None) -> None:
+        """Write the status, with a message for a failed run."""
+        content = {"status": status} if message is None else {"status": status, "message": message}
+        write_text(self / STATUS, json.dumps(content) + "\n")
+
+    def append(self, name: str, row: Mapping[str, Any]) -> None:
+        """Append a line to a jsonl file.
+
+        Raises:
+            RunError: it could not be written; the file ends where it ended before.
+        """
+        path, line = self / name, (dumps(row) + "\n").encode()
+        size = path.stat().st_size if path.exists() else 0
+        try:
+            with path.open("ab") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            os.truncate(path, size)
+            raise RunError(f"cannot append to {path}: {error.strerror or error}.") from error
+
+    def read(self, name: str) -> list[dict[str, Any]]:
+        """Read a jsonl file; what a killed process left of a last line does not count.
+
+        Raises:
+            RunError: a line is not JSON.
+        """
+        path = self / name
+        if not path.exists():
+            return []
+        rows = []
+        for number, line in enumerate(path.read_text().split("\n")[:-1], start=1):
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise RunError(f"{path}, line {number}, is not JSON: {error}.") from error
+        return rows
+
+    def cut_after(self, epoch: int) -> None:
+        """Drop the lines of epochs that the checkpoint does not have: they will be run again."""
+        for name in (METRICS, ALLOCATION):
+            if (self / name).exists():
+                kept = [row for row in self.read(name) if row["epoch"] <= epoch]
+                write_text(self / name, "".join(dumps(row) + "\n" for row in kept))
+
+
+def dumps(row: Mapping[str, Any]) -> str:
+    """Write a row as JSON in one line; floats keep all their digits."""
+    return json.dumps(row, separators=(", ", ": "), allow_nan=False)
+
+
+def describe_environment() -> dict[str, Any]:
+    """Collect what a number depends on besides the settings: commit, versions, hardware."""
+    packages = ("selectconv", "torch", "numpy", "lightning-fabric")
+    hardware = platform.processor() or platform.machine()
+    if torch.cuda.is_available():
+        hardware = ", ".join(
+            torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())
+        )
+    return {
+        "commit": _git("rev-parse", "HEAD"),
+        "dirty": bool(_git("status", "--porcelain") or ""),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {name: version(name) for name in packages},
+        "hardware": hardware,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    """Ask git about the package's own source tree; None where it is installed without one."""
+    try:
+        answer = subprocess.run(
+            ["git", *arguments],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()

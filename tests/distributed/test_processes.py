@@ -1,0 +1,49 @@
+"""Two gloo processes under torchrun: what they share, and what happens when one dies.
+
+What is compared with one process: the settings, the learning rates and the number of images. The
+losses are not: each process normalises by the batch statistics of its own half, so the networks
+differ from the first step on. That both see together exactly the batches of one process is tested
+with the loader.
+"""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from selectconv.train.records import METRICS, RunFolder
+
+SCRIPT = Path(__file__).parent.parent / "small_run.py"
+
+
+def torchrun(out, *arguments):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    return subprocess.run(
+        [*command, str(SCRIPT), str(out), *arguments], capture_output=True, text=True, timeout=110
+    )
+
+
+def test_two_processes_agree_and_survive_the_death_of_one(tmp_path):
+    digests = str(tmp_path / "digests")
+    whole = torchrun(tmp_path / "whole", "--digests", digests)
+    assert whole.returncode == 0, whole.stderr
+    ranks = [Path(f"{digests}-{rank}").read_text() for rank in (0, 1)]
+    assert ranks[0] == ranks[1]  # weights and allocation, after every epoch
+    assert len(ranks[0].splitlines()) == 4
+    rows = RunFolder(tmp_path / "whole").read(METRICS)
+    assert [row["epoch"] for row in rows] == [0, 1, 2, 3]
+    assert rows[-1]["moved"] > 0
+
+    started = time.monotonic()
+    killed = torchrun(tmp_path / "killed", "--die", "step", "5", "--die-rank", "1")
+    assert killed.returncode != 0
+    assert time.monotonic() - started < 60
+    assert (
+        "another process of this run has died" in killed.stderr or "exitcode: -9" in killed.stderr
+    )
+
+    again = str(tmp_path / "again")
+    resumed = torchrun(tmp_path / "killed", "--resume", "--digests", again)
+    assert resumed.returncode == 0, resumed.stderr
+    # The last epoch's weights and allocation are those of the run that nobody disturbed.
+    assert Path(f"{again}-1").read_text().splitlines()[-1] == ranks[1].splitlines()[-1]

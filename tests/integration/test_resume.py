@@ -1,0 +1,94 @@
+"""A run that was killed at any moment and resumed ends with the bits of an undisturbed one."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from selectconv.train.checkpoint import load_checkpoint
+from selectconv.train.records import ALLOCATION, BEST, CHECKPOINT, LAST, METRICS, RunFolder
+
+SCRIPT = Path(__file__).parent.parent / "small_run.py"
+# What a clock says differs between any two runs; everything else must not.
+CLOCKS = ("seconds", "images_per_second")
+
+
+def run(out, *arguments):
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), str(out), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def assert_same_bits(left, right, path=""):
+    assert type(left) is type(right), path
+    if isinstance(left, torch.Tensor):
+        assert left.dtype == right.dtype, path
+        assert torch.equal(left, right), path
+    elif isinstance(left, dict):
+        assert list(left) == list(right), path
+        for key in left:
+            assert_same_bits(left[key], right[key], f"{path}.{key}")
+    elif isinstance(left, list):
+        assert len(left) == len(right), path
+        for number, pair in enumerate(zip(left, right, strict=True)):
+            assert_same_bits(*pair, f"{path}[{number}]")
+    else:
+        assert left == right, path
+
+
+def metrics_of(folder):
+    rows = RunFolder(folder).read(METRICS)
+    return [{key: value for key, value in row.items() if key not in CLOCKS} for row in rows]
+
+
+def assert_same_run(left, right):
+    assert_same_bits(load_checkpoint(left / CHECKPOINT), load_checkpoint(right / CHECKPOINT))
+    assert metrics_of(left) == metrics_of(right)
+    for name in (ALLOCATION, LAST, BEST):
+        assert (left / name).read_bytes() == (right / name).read_bytes(), name
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "undisturbed"
+    done = run(out)
+    assert done.returncode == 0, done.stderr
+    assert len(metrics_of(out)) == 4
+    assert len(RunFolder(out).read(ALLOCATION)) >= 2, "the test needs slots that move"
+    return out
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        ("step", "2"),  # before the first checkpoint
+        ("step", "8"),  # in the middle of the third epoch
+        ("metrics", "2"),  # a line is there that the checkpoint does not know
+        ("checkpoint", "1"),  # inside the first write
+        ("checkpoint", "3"),  # inside a later write
+        ("rename", "14"),  # somewhere among the files of an epoch
+    ],
+    ids=" ".join,
+)
+def test_killed_and_resumed_ends_with_the_same_bits(moment, undisturbed, tmp_path):
+    out = tmp_path / "run"
+    killed = run(out, "--die", *moment)
+    assert killed.returncode == -signal.SIGKILL
+    assert RunFolder(out).status() == "running"
+    resumed = run(out, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert RunFolder(out).status() == "done"
+    assert_same_run(out, undisturbed)
+
+
+def test_same_seed_same_bits_other_seed_other_bits(undisturbed, tmp_path):
+    assert run(tmp_path / "same").returncode == 0
+    assert_same_run(tmp_path / "same", undisturbed)
+    assert run(tmp_path / "other", "--seed", "1").returncode == 0
+    assert (tmp_path / "other" / LAST).read_bytes() != (undisturbed / LAST).read_bytes()

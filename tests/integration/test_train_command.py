@@ -1,0 +1,208 @@
+"""`selectconv train` and `eval` as a user types them: folders, refusals, exit codes."""
+
+import errno
+import functools
+import json
+import os
+import re
+
+import pytest
+import torch
+import yaml
+
+from selectconv.__main__ import main
+from selectconv.train import checkpoint, loop, records
+from selectconv.zoo import create_model
+
+SMALL = ["--data", "digits", "--subset", "64", "--test-subset", "40", "--batch-size", "32"]
+SMALL += ["--epochs", "2", "--gamma", "0.2", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def _narrow_network(monkeypatch):
+    narrow = functools.partial(create_model, growth_rate=4, units=(1, 1, 1))
+    monkeypatch.setattr(loop, "create_model", narrow)
+
+
+@pytest.fixture
+def finished(tmp_path, capsys):
+    assert main(["train", *SMALL, "--out", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    return tmp_path / "run"
+
+
+def complaint(capsys):
+    """The one line on stderr; a traceback or a second line fails."""
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def test_a_run_folder_has_everything(finished):
+    names = {entry.name for entry in finished.iterdir()}
+    assert names == {
+        "config.yaml", "env.json", "status.json", "metrics.jsonl", "allocation.jsonl", "last.ckpt",
+        "best.safetensors", "last.safetensors", "tensorboard",
+    }  # fmt: skip
+    config = yaml.safe_load((finished / "config.yaml").read_text())
+    assert config["gamma"] == 0.2
+    assert config["seed"] == 0
+    assert config["max_copies"] is None  # the paper's, for DenseNet-40
+    assert json.loads((finished / "status.json").read_text()) == {"status": "done"}
+    assert json.loads((finished / "env.json").read_text())["versions"]["torch"] == torch.__version__
+    rows = records.RunFolder(finished).read("metrics.jsonl")
+    assert [list(row) for row in rows] == 2 * [
+        ["epoch", "train_loss", "test_loss", "test_error", "lr", "seconds", "images_per_second",
+         "moved", "closed"]
+    ]  # fmt: skip
+    assert rows[0]["moved"] + rows[0]["closed"] > 0
+    allocation = records.RunFolder(finished).read("allocation.jsonl")
+    layer = next(iter(allocation[0]["layers"].values()))
+    assert set(layer) == {"closed", "opened"}
+    assert any((finished / "tensorboard").iterdir())
+
+
+def test_eval_repeats_the_last_epochs_error(finished, capsys):
+    assert main(["eval", str(finished), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    last = records.RunFolder(finished).read("metrics.jsonl")[-1]
+    # The line of metrics is from before the epoch's allocation, which ended with the first epoch.
+    assert said["test_error"] == pytest.approx(last["test_error"])
+    assert said["test_loss"] == pytest.approx(last["test_loss"], rel=1e-5)
+    assert main(["eval", str(finished), "--best"]) == 0
+    assert "best.safetensors" in capsys.readouterr().out
+
+
+def test_a_config_file_and_flags_that_win_over_it(tmp_path, capsys):
+    file = tmp_path / "run.yaml"
+    file.write_text("data: digits\nlr: 1e-2\nmax_copies: none\nmethod: dealloc\nseed: 3\n")
+    arguments = ["train", "--config", str(file), "--seed", "4", "--epochs", "1"]
+    assert main([*arguments, *SMALL[2:8], "--out", str(tmp_path / "run")]) == 0
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert (config["lr"], config["seed"], config["method"]) == (0.01, 4, "dealloc")
+
+
+def test_dry_run_says_what_it_would_do_and_writes_nothing(tmp_path, capsys):
+    assert main(["train", *SMALL, "--out", str(tmp_path / "run"), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "densenet40" in said
+    assert "about" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "densenet4"], "Did you mean 'densenet40'"),
+        (["--data", "cifar-10"], "Did you mean 'cifar10'"),
+        (["--method", "selct"], "Did you mean 'select'"),
+        (["--epochs", "many"], "`epochs` must be a whole number, got 'many'"),
+        (["--epochs", "0"], "`epochs` must be at least 1, got 0"),
+        (["--gamma", "2"], r"`gamma` must be in \[0, 1\], got 2"),
+        (["--max-copies", "some"], "`max_copies`"),
+        (["--batchsize", "3"], "did you mean --batch-size"),
+        (["--subset", "9999"], "`subset` must be at most"),
+        (["--resume", "--out", "nowhere"], "there is no folder nowhere"),
+        (["--resume", "--overwrite"], "exclude each other"),
+        (["--config", "missing.yaml"], "missing.yaml"),
+    ],
+)
+def test_wrong_input_is_refused_in_one_line(arguments, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    base = [] if "--resume" in arguments else ["--data", "digits"]
+    assert main(["train", *base, *arguments]) == 2
+    line = complaint(capsys)
+    assert re.search(message, line), line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epoch: 3\n", "epochs"),
+        ("epochs: many\n", "`epochs` must be a whole number"),
+        ("lr: [1, 2]\n", "`lr` must be a number"),
+        ("- 1\n- 2\n", "run.yaml"),
+        ("a: b: c\n", "run.yaml"),
+    ],
+)
+def test_a_wrong_config_file_is_refused_in_one_line(text, message, tmp_path, capsys):
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    assert main(["train", "--config", str(file), "--out", str(tmp_path / "run")]) == 2
+    assert message in complaint(capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_output_folder_with_something_in_it_is_refused(finished, tmp_path, capsys):
+    before = sorted(entry.name for entry in finished.iterdir())
+    assert main(["train", *SMALL, "--out", str(finished)]) == 2
+    assert "not empty" in complaint(capsys)
+    assert sorted(entry.name for entry in finished.iterdir()) == before
+    assert main(["train", *SMALL, "--out", str(finished), "--overwrite"]) == 0
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.tex").write_text("precious")
+    capsys.readouterr()
+    assert main(["train", *SMALL, "--out", str(mine), "--overwrite"]) == 1
+    assert "thesis.tex" in complaint(capsys)
+    assert (mine / "thesis.tex").read_text() == "precious"
+
+
+def test_resume_of_a_finished_run_and_with_other_flags(finished, capsys):
+    assert main(["train", "--resume", "--out", str(finished)]) == 0
+    assert "finished already" in capsys.readouterr().out
+    assert main(["train", "--resume", "--out", str(finished), "--gamma", "0.2"]) == 0
+    capsys.readouterr()
+    assert main(["train", "--resume", "--out", str(finished), "--gamma", "0.3"]) == 2
+    assert "has gamma 0.2, got 0.3" in complaint(capsys)
+
+
+def test_a_damaged_checkpoint_is_named_and_kept(finished, capsys):
+    (finished / "status.json").write_text('{"status": "running"}\n')
+    path = finished / "last.ckpt"
+    path.write_bytes(path.read_bytes()[:1000])
+    assert main(["train", "--resume", "--out", str(finished)]) == 1
+    assert "last.ckpt is damaged" in complaint(capsys)
+    assert path.stat().st_size == 1000
+    assert records.RunFolder(finished).status() == "failed"
+
+
+def test_a_full_disk_keeps_the_checkpoint_before(tmp_path, capsys, monkeypatch):
+    out = tmp_path / "run"
+    save = torch.save
+    calls = []
+
+    def save_until_full(state, file):
+        calls.append(1)
+        if len(calls) == 2:
+            file.write(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(state, file)
+
+    monkeypatch.setattr(checkpoint.torch, "save", save_until_full)
+    assert main(["train", *SMALL, "--out", str(out)]) == 1
+    assert "No space left on device" in complaint(capsys)
+    monkeypatch.undo()
+    assert checkpoint.load_checkpoint(out / "last.ckpt")["epoch"] == 0
+    assert not (out / "last.ckpt.part").exists()
+    assert records.RunFolder(out).status() == "failed"
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path, capsys, monkeypatch):
+    out = tmp_path / "run"
+    assert main(["train", *SMALL, "--lr", "1e38", "--out", str(out)]) == 1
+    line = complaint(capsys)
+    assert "at epoch 0, step" in line
+    assert records.RunFolder(out).status() == "failed"
+
+
+def test_eval_of_what_is_not_a_run(tmp_path, capsys):
+    assert main(["eval", str(tmp_path)]) == 2
+    assert "is not a run" in complaint(capsys)
+
+
+def test_data_that_is_not_there(tmp_path, capsys):
+    arguments = ["train", "--data", "cifar10", "--data-root", str(tmp_path), "--epochs", "1"]
+    assert main([*arguments, "--out", str(tmp_path / "run")]) == 1
+    assert "No cifar10 in" in complaint(capsys)

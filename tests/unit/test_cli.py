@@ -1,0 +1,115 @@
+"""The command: verbs, help, exit codes, what is said without the extra."""
+
+import builtins
+import json
+import sys
+
+import pytest
+
+from selectconv.__main__ import main
+from selectconv.data.image_set import DatasetInfo
+from selectconv.train import estimate, measure
+from selectconv.zoo import list_models
+
+
+def complaint(capsys):
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "train,eval,data,models,bench"),
+        (["tran"], "'tran'"),
+        (["models", "--jsn"], "did you mean --json"),
+        (["data"], "action"),
+        (["data", "get"], "list, fetch; got 'get'"),
+        (["data", "fetch"], "fetch needs a data set"),
+        (["data", "fetch", "cifar"], "Did you mean 'cifar10'"),
+        (["bench", "stp"], "Did you mean 'step'"),
+        (["bench", "step", "--repeats", "0"], "at least 1, got 0"),
+        (["eval"], "dir"),
+        (["eval", "nowhere"], "nowhere is not a run"),
+    ],
+)
+def test_wrong_input_is_one_line_and_code_2(arguments, message, capsys):
+    assert main(arguments) == 2
+    assert message in complaint(capsys)
+
+
+@pytest.mark.parametrize("verb", [[], ["train"], ["eval"], ["data"], ["models"], ["bench"]])
+def test_help_everywhere(verb, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*verb, "--help"])
+    assert ended.value.code == 0
+    assert "usage: selectconv" in capsys.readouterr().out
+
+
+def test_models_lists_the_zoo(capsys, monkeypatch):
+    import selectconv.cli.models as command
+
+    row = command.models_table(["densenet40"])
+    monkeypatch.setattr(command, "models_table", lambda: row)
+    assert main(["models"]) == 0
+    assert "211,978" in capsys.readouterr().out
+    assert main(["models", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["macs"] == 71_334_240
+    assert len(list_models()) == 8
+
+
+def test_data_list_says_where(capsys, tmp_path):
+    assert main(["data", "list", "--root", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "not found" in said
+    assert "scikit-learn" in said
+
+
+def test_without_the_extra_it_says_what_to_install(capsys, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *rest):
+        if name.split(".")[0] == "jsonargparse":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return real(name, *rest)
+
+    for name in [name for name in sys.modules if name.startswith("selectconv.cli")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("selectconv.cli", raising=False)
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert main(["train"]) == 1
+    assert "pip install 'selectconv[train]'" in complaint(capsys)
+    assert main(["--version"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.2, "1 seconds"),
+        (100, "100 seconds"),
+        (1000, "17 minutes"),
+        (2e4, "6 hours"),
+        (4e5, "5 days"),
+    ],
+)
+def test_durations_as_people_say_them(seconds, said):
+    assert estimate.describe_duration(seconds) == said
+
+
+def test_a_time_per_image_is_measured_without_touching_the_random_numbers():
+    import torch
+
+    from selectconv.train.config import resolve
+
+    info = DatasetInfo("tiny", "tiny", 10, (1, 8, 8), 10, 10, 1, False, (0.5,), (0.5,))
+    before = torch.get_rng_state()
+    assert estimate.seconds_per_image(resolve({"data": "digits", "batch_size": 2}), info) > 0
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_both_sides_are_measured_in_turn():
+    calls = []
+    times = measure._in_turn([lambda: calls.append("a"), lambda: calls.append("b")], repeats=2)
+    assert calls == ["a", "b", "a", "b", "a", "b"]
+    assert [len(side) for side in times] == [2, 2]

@@ -1,0 +1,75 @@
+"""Settings: the paper's defaults, what is refused, the cosine."""
+
+import pytest
+
+from selectconv.train.config import TrainConfig, resolve, setting_names
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"epochs": 300, "batch_size": 64, "gamma": 0.001, "top_k": 3, "max_copies": None}),
+        ({"model": "densenet100"}, {"max_copies": 32, "stop_at": 0.5, "grace": 0}),
+        ({"model": "resnet164"}, {"max_copies": None}),
+        ({"data": "fashion-mnist"}, {"epochs": 300, "batch_size": 128}),
+        ({"data": "tiny-imagenet"}, {"epochs": 200, "batch_size": 128}),
+        ({"data": "imagenet", "model": "densenet121"}, {"epochs": 120, "gamma": 0.0005}),
+        ({"data": "imagenet", "model": "resnet50"}, {"batch_size": 128, "gamma": 0.001}),
+        ({"model": "condensenet182"}, {"epochs": 600, "batch_size": 64}),
+        ({"model": "condensenet182", "epochs": 3}, {"epochs": 3}),
+        ({}, {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4, "shift_weight_decay": 1e-5}),
+    ],
+)
+def test_defaults_are_the_papers(given, expected):
+    config = resolve(given).to_dict()
+    assert {name: config[name] for name in expected} == expected
+
+
+def test_settings_come_back_from_their_dict():
+    config = resolve({"data": "digits", "seed": 7, "max_copies": 5})
+    assert resolve(config.to_dict()) == config
+    assert list(config.to_dict()) == setting_names()
+
+
+def test_cosine_from_lr_to_zero():
+    config = resolve({"lr": 0.2})
+    assert config.lr_at(0, 100) == 0.2
+    assert config.lr_at(50, 100) == pytest.approx(0.1)
+    assert 0 < config.lr_at(99, 100) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"epoch": 3}, ValueError, "'epochs'"),
+        ({"model": "resnet"}, ValueError, "`model` must be one of"),
+        ({"data": "cifar"}, ValueError, "'cifar10'"),
+        ({"method": "lgc"}, ValueError, "`method` must be one of"),
+        ({"epochs": 0}, ValueError, "at least 1, got 0"),
+        ({"epochs": 2.5}, TypeError, "integer"),
+        ({"gamma": float("nan")}, ValueError, "got nan"),
+        ({"lr": -1.0}, ValueError, "got -1.0"),
+        ({"momentum": "much"}, TypeError, "'much'"),
+        ({"max_copies": 0}, ValueError, "at least 1, got 0"),
+        ({"subset": 60_000}, ValueError, "at most 50,000"),
+        ({"test_subset": 10_001}, ValueError, "at most 10,000"),
+        ({"compile": "yes"}, TypeError, "true or false, got 'yes'"),
+        ({"device": "tpu"}, ValueError, "got 'tpu'"),
+        ({"precision": "bf16"}, ValueError, "bf16-mixed"),
+        ({"data_root": 3}, TypeError, "folder, got 3"),
+        ({"seed": -1}, ValueError, "at least 0, got -1"),
+        ({"damage": "max"}, ValueError, "got 'max'"),
+    ],
+)
+def test_wrong_settings_are_refused(given, error, message):
+    with pytest.raises(error, match=message):
+        resolve(given)
+
+
+def test_every_setting_has_a_flag_and_every_recipe_a_model():
+    from selectconv.cli.train import build_parser
+
+    flags = {flag for action in build_parser()._actions for flag in action.option_strings}
+    missing = [name for name in setting_names() if "--" + name.replace("_", "-") not in flags]
+    assert missing == []
+    assert isinstance(resolve({"model": "resnext29"}), TrainConfig)

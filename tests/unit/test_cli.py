@@ -86,7 +86,7 @@ def test_without_the_extra_it_says_what_to_install(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [
-        (0.2, "1 seconds"),
+        (0.2, "a second"),
         (100, "100 seconds"),
         (1000, "17 minutes"),
         (2e4, "6 hours"),

@@ -40,7 +40,7 @@ def announce(config: TrainConfig, folder: Path, console: Console) -> None:
         f"{config.epochs} epochs of {steps} steps of {config.batch_size}, lr {config.lr}",
     )
     table.add_row(
-        "device", f"{config.device}, {config.precision}, {torch.get_num_threads()} threads"
+        "device", f"{choose_device(config)}, {config.precision}, {torch.get_num_threads()} threads"
     )
     table.add_row("folder", str(folder))
     table.add_row("takes", f"about {describe_duration(seconds)}")
@@ -68,14 +68,21 @@ def describe_duration(seconds: float) -> str:
     for size, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {name}"
-    return f"{max(seconds, 1):.0f} seconds"
+    return f"{seconds:.0f} seconds" if seconds >= 1.5 else "a second"
+
+
+def choose_device(config: TrainConfig) -> torch.device:
+    """Return the device that a run with these settings takes."""
+    if config.device != "auto":
+        return torch.device(config.device)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
 def seconds_per_image(config: TrainConfig, info: DatasetInfo) -> float:
     """Time some training steps on random images with a network of its own."""
-    device = torch.device(
-        "cuda" if config.device in ("auto", "cuda") and torch.cuda.is_available() else "cpu"
-    )
+    device = choose_device(config)
     with torch.random.fork_rng():
         macs = count_macs(build_model(replace(config, method="plain"), info), info.shape)
         count = max(1, min(config.batch_size, int(_MOST_MACS / macs)))

@@ -175,7 +175,7 @@ class Training:
         self.wrapped.eval()
         sums = torch.zeros(3, dtype=torch.float64)  # loss, wrong answers, images
         with torch.no_grad():
-            for images, labels in display.batches(self.test_loader, 0, "test"):
+            for images, labels in display.batches(self.test_loader, epoch, "test"):
                 logits = self.wrapped(images).float()
                 loss = F.cross_entropy(logits, labels, reduction="sum")
                 wrong = (logits.argmax(dim=1) != labels).sum()

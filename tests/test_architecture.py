@@ -12,7 +12,17 @@ SOURCE = Path(__file__).parents[1] / "src" / "selectconv"
 
 # A file may import from its own tier or a lower one. New files must be placed here.
 TIERS = {
-    0: {"errors", "checks", "shift", "ecdm", "allocation", "functional", "mean_source", "layer"},
+    0: {
+        "errors",
+        "checks",
+        "threads",
+        "shift",
+        "ecdm",
+        "allocation",
+        "functional",
+        "mean_source",
+        "layer",
+    },
     1: {"allocator", "graph", "convert", "param_groups", "cost"},
     2: {"zoo", "data"},  # whole folders
     3: {"train"},

@@ -6,8 +6,7 @@ and never calls the optimizer.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import index as as_int
 from typing import Any
@@ -20,6 +19,7 @@ from selectconv.allocation import AllocationPlan, ReallocRule
 from selectconv.checks import check_choice, check_count, check_fraction
 from selectconv.errors import AllocationError, SelectConvError
 from selectconv.layer import DAMAGES, SelectConvNd, draw_shift
+from selectconv.threads import one_thread
 
 MODES = ("select", "zero", "random", "dealloc", "shift", "none")
 _STATE_VERSION = 1
@@ -251,7 +251,7 @@ class ChannelAllocator:
     def _act(self, closes: bool, reopens: bool, epoch: int) -> AllocationPlan:
         """Decide, agree and do. Where any of it fails, no random numbers were used up either."""
         generator = self._copy_generator()
-        with _one_thread():
+        with one_thread():
             plan = self._agree(lambda: self._decide(closes, reopens, epoch, generator), generator)
             self._do(plan, epoch)
         self.generator.set_state(generator.get_state())
@@ -467,21 +467,6 @@ class ChannelAllocator:
         if dist.get_backend() == "nccl":
             return next(iter(self.layers.values())).weight.device
         return torch.device("cpu")
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let torch use one thread for a moment.
-
-    A layer's matrices are small, and threads that wait for each other take many times as long as
-    one does where the cores are busy with something else.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _in_process_group() -> bool:

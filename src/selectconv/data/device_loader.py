@@ -1,13 +1,13 @@
 """A whole data set on the device, with the augmentation of a batch in a handful of operations."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from selectconv.data.batches import Batch, BatchPlan, draw_epoch, epoch_generator
 from selectconv.data.image_set import DatasetInfo, ImageSet
+from selectconv.threads import one_thread
 
 _KEPT_BYTES = 24 << 20
 
@@ -108,19 +108,19 @@ class DeviceLoader:
     def _test_epoch(self) -> Iterator[Batch]:
         for start, stop in self._plan:
             images = self._images[start:stop]
-            with _one_thread(self._device):
+            with one_thread():
                 batch = self._normalise(torch.empty_like(images, dtype=torch.float32), images)
                 batch = batch.contiguous(memory_format=self._format)
             yield batch, self._labels[start:stop].clone()
 
     def _train_epoch(self, epoch: int) -> Iterator[Batch]:
-        with _one_thread(self._device):
+        with one_thread():
             starts, labels, sizes = self._draw(epoch)
         first = 0
         for size, plain in sizes:
             here = slice(first, first + size)
             first += size
-            with _one_thread(self._device):
+            with one_thread():
                 crops = self._framed.crop(starts[here])
                 batch = torch.empty(crops.shape, dtype=torch.float32, device=self._device)
                 # In two parts, each of which fits into a core's cache.
@@ -201,18 +201,3 @@ class _FramedImages:
             for dim, (size, stride) in enumerate(zip(self._shape, self._strides, strict=True))
         )
         return self._bytes[starts.view(-1, 1, 1, 1) + offsets]
-
-
-@contextmanager
-def _one_thread(device: torch.device) -> Iterator[None]:
-    # On the CPU: the operations of a batch are too short to be shared. Where other processes use
-    # the cores, waiting for a second thread made a batch up to 50 times slower.
-    threads = torch.get_num_threads()
-    if device.type != "cpu" or threads == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -15,8 +15,10 @@ import signal
 import sys
 
 import torch
+from jsonargparse import Namespace
 from rich.console import Console
 
+from selectconv.cli import evaluate
 from selectconv.cli.display import Lines
 from selectconv.train import checkpoint, loop, records
 from selectconv.train.config import resolve
@@ -114,6 +116,7 @@ def main() -> None:
     parser.add_argument("--die", nargs=2, metavar=("KIND", "NUMBER"))
     parser.add_argument("--die-rank", default="0", help="the rank that is to die")
     parser.add_argument("--digests", help="file for each rank's weights and allocation, hashed")
+    parser.add_argument("--eval", action="store_true", help="test the run's last weights instead")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--method", default="select")
@@ -126,6 +129,9 @@ def main() -> None:
     config = resolve({**SETTINGS, "seed": options.seed, "method": options.method})
     folder = records.RunFolder(options.out)
     is_first = int(os.environ.get("RANK", "0")) == 0
+    if options.eval:
+        evaluate.run(Namespace(dir=options.out, best=False, data_root=None, json=True))
+        return
     if is_first and not (folder / records.CHECKPOINT).exists():
         folder.start(config.to_dict())
     console = Console(file=sys.stdout, quiet=not is_first)

@@ -1,26 +1,32 @@
 """Two gloo processes under torchrun: what they share, and what happens when one dies.
 
-What is compared with one process: the settings, the learning rates and the number of images. The
-losses are not: each process normalises by the batch statistics of its own half, so the networks
-differ from the first step on. That both see together exactly the batches of one process is tested
-with the loader.
+Compared with one process is what theory says agrees: the test of given weights (sums over all
+images, up to rounding) and the learning rates. The training losses do not agree: each process
+normalises by the batch statistics of its own half, so the networks differ from the first step on.
+That both see together exactly the batches of one process is tested with the loader.
 """
 
+import json
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from selectconv.train.records import METRICS, RunFolder
 
 SCRIPT = Path(__file__).parent.parent / "small_run.py"
 
 
-def torchrun(out, *arguments):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    return subprocess.run(
-        [*command, str(SCRIPT), str(out), *arguments], capture_output=True, text=True, timeout=110
-    )
+def run(*arguments, launcher=()):
+    command = [sys.executable, *launcher, str(SCRIPT), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=110)
+
+
+def torchrun(*arguments):
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    return run(*arguments, launcher=launcher)
 
 
 def test_two_processes_agree_and_survive_the_death_of_one(tmp_path):
@@ -33,6 +39,14 @@ def test_two_processes_agree_and_survive_the_death_of_one(tmp_path):
     rows = RunFolder(tmp_path / "whole").read(METRICS)
     assert [row["epoch"] for row in rows] == [0, 1, 2, 3]
     assert rows[-1]["moved"] > 0
+
+    one, two = (launch(tmp_path / "whole", "--eval").stdout for launch in (run, torchrun))
+    one, two = (json.loads(said.strip().splitlines()[-1]) for said in (one, two))
+    assert one["test_error"] == two["test_error"]
+    assert one["test_loss"] == pytest.approx(two["test_loss"], rel=1e-6)  # another order of sums
+    assert run(tmp_path / "alone").returncode == 0
+    alone = RunFolder(tmp_path / "alone").read(METRICS)
+    assert [row["lr"] for row in alone] == [row["lr"] for row in rows]
 
     started = time.monotonic()
     killed = torchrun(tmp_path / "killed", "--die", "step", "5", "--die-rank", "1")

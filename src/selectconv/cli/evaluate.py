@@ -44,6 +44,8 @@ def run(options: Namespace) -> int:
     training = Training(config, build_fabric(config), splits)
     load_weights(folder / name, training.model)
     loss, wrong = training.evaluate(Lines(config, Console()), 0)
+    if training.fabric.global_rank:
+        return 0
     if options.json:
         print(json.dumps({"weights": name, "test_loss": loss, "test_error": wrong}))
     else:

@@ -47,7 +47,7 @@ def test_a_run_folder_has_everything(finished):
     config = yaml.safe_load((finished / "config.yaml").read_text())
     assert config["gamma"] == 0.2
     assert config["seed"] == 0
-    assert config["max_copies"] is None  # the paper's, for DenseNet-40
+    assert config["max_copies"] == "none"  # the paper's, for DenseNet-40
     assert json.loads((finished / "status.json").read_text()) == {"status": "done"}
     assert json.loads((finished / "env.json").read_text())["versions"]["torch"] == torch.__version__
     rows = records.RunFolder(finished).read("metrics.jsonl")
@@ -156,6 +156,19 @@ def test_resume_of_a_finished_run_and_with_other_flags(finished, capsys):
     capsys.readouterr()
     assert main(["train", "--resume", "--out", str(finished), "--gamma", "0.3"]) == 2
     assert "has gamma 0.2, got 0.3" in complaint(capsys)
+
+
+def test_a_runs_own_settings_repeat_it(finished, tmp_path):
+    again = tmp_path / "again"
+    assert main(["train", "--config", str(finished / "config.yaml"), "--out", str(again)]) == 0
+    assert (again / "config.yaml").read_text() == (finished / "config.yaml").read_text()
+    assert (again / "last.safetensors").read_bytes() == (finished / "last.safetensors").read_bytes()
+
+
+def test_resume_of_an_empty_folder_starts_the_run(tmp_path):
+    (tmp_path / "run").mkdir()
+    assert main(["train", *SMALL, "--resume", "--out", str(tmp_path / "run")]) == 0
+    assert len(records.RunFolder(tmp_path / "run").read("metrics.jsonl")) == 2
 
 
 def test_a_damaged_checkpoint_is_named_and_kept(finished, capsys):

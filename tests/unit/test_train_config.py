@@ -8,9 +8,9 @@ from selectconv.train.config import TrainConfig, resolve, setting_names
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, {"epochs": 300, "batch_size": 64, "gamma": 0.001, "top_k": 3, "max_copies": None}),
+        ({}, {"epochs": 300, "batch_size": 64, "gamma": 0.001, "top_k": 3, "max_copies": "none"}),
         ({"model": "densenet100"}, {"max_copies": 32, "stop_at": 0.5, "grace": 0}),
-        ({"model": "resnet164"}, {"max_copies": None}),
+        ({"model": "resnet164"}, {"max_copies": "none"}),
         ({"data": "fashion-mnist"}, {"epochs": 300, "batch_size": 128}),
         ({"data": "tiny-imagenet"}, {"epochs": 200, "batch_size": 128}),
         ({"data": "imagenet", "model": "densenet121"}, {"epochs": 120, "gamma": 0.0005}),
@@ -26,8 +26,10 @@ def test_defaults_are_the_papers(given, expected):
 
 
 def test_settings_come_back_from_their_dict():
-    config = resolve({"data": "digits", "seed": 7, "max_copies": 5})
-    assert resolve(config.to_dict()) == config
+    for cap in (5, "none"):
+        config = resolve({"model": "densenet100", "data": "digits", "seed": 7, "max_copies": cap})
+        assert resolve(config.to_dict()) == config
+        assert config.max_copies == (None if cap == "none" else cap)
     assert list(config.to_dict()) == setting_names()
 
 

@@ -64,8 +64,6 @@ def build_parser() -> ArgumentParser:
 def run(options: Namespace) -> int:
     """Train."""
     given = {name: options[name] for name in setting_names() if options[name] is not None}
-    if given.get("max_copies") == "none":
-        given["max_copies"] = None
     if options.resume and options.overwrite:
         raise UsageError("--resume and --overwrite exclude each other: go on, or start anew.")
     config, folder = choose_run(given, options.out, resume=options.resume)
@@ -132,6 +130,8 @@ def choose_run(
         folder = RunFolder(out)
     if not folder.path.is_dir():
         raise UsageError(f"--resume: there is no folder {folder.path}.")
+    if folder.is_empty():  # killed before it wrote anything
+        return resolve(given), folder
     if not (folder / CONFIG).exists():
         raise UsageError(f"--resume: {folder.path} is not a run: it has no {CONFIG}.")
     saved = folder.read_config()

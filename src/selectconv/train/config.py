@@ -19,6 +19,7 @@ from selectconv.zoo import list_models
 METHODS = ("plain", "select", "zero", "random", "dealloc", "shift")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+NO_CAP = "none"  # how `max_copies` is written where there is no cap
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,9 @@ class TrainConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain types, in the order in which they are documented."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        # In YAML, null is "not given"; no cap is a setting of its own.
+        return {**settings, "max_copies": NO_CAP if self.max_copies is None else self.max_copies}
 
     def lr_at(self, step: int, steps: int) -> float:
         """Compute the learning rate of a step: a cosine from `lr` to 0 over the whole training."""
@@ -142,4 +145,6 @@ def resolve(given: Mapping[str, Any]) -> TrainConfig:
     settings.update(recipes["data"].get(settings["data"], {}))
     settings.update(recipes["model"].get(settings["model"], {}))
     settings.update(given)
+    if settings["max_copies"] == NO_CAP:
+        settings["max_copies"] = None
     return TrainConfig(**settings)

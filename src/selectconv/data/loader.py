@@ -1,7 +1,7 @@
 """One interface to the batches of every data set."""
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -45,29 +45,15 @@ def make_loader(
     The arguments are those of `DeviceLoader`; `workers` is for image folders only, see
     `FolderLoader`.
     """
+    common: dict[str, Any] = {
+        "train": train,
+        "device": device,
+        "seed": seed,
+        "rank": rank,
+        "world_size": world_size,
+        "drop_last": drop_last,
+        "channels_last": channels_last,
+    }
     if isinstance(images, ImageFolder):
-        return FolderLoader(
-            images,
-            info,
-            batch_size,
-            train=train,
-            device=device,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            drop_last=drop_last,
-            channels_last=channels_last,
-            workers=workers,
-        )
-    return DeviceLoader(
-        images,
-        info,
-        batch_size,
-        train=train,
-        device=device,
-        seed=seed,
-        rank=rank,
-        world_size=world_size,
-        drop_last=drop_last,
-        channels_last=channels_last,
-    )
+        return FolderLoader(images, info, batch_size, workers=workers, **common)
+    return DeviceLoader(images, info, batch_size, **common)

@@ -29,6 +29,7 @@ def torchrun(*arguments):
     return run(*arguments, launcher=launcher)
 
 
+@pytest.mark.timeout(400)  # six jobs, each of which imports torch once or twice
 def test_two_processes_agree_and_survive_the_death_of_one(tmp_path):
     digests = str(tmp_path / "digests")
     whole = torchrun(tmp_path / "whole", "--digests", digests)

@@ -5,6 +5,9 @@ import functools
 import json
 import os
 import re
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
@@ -219,3 +222,30 @@ def test_data_that_is_not_there(tmp_path, capsys):
     arguments = ["train", "--data", "cifar10", "--data-root", str(tmp_path), "--epochs", "1"]
     assert main([*arguments, "--out", str(tmp_path / "run")]) == 1
     assert "No cifar10 in" in complaint(capsys)
+
+
+def test_a_run_that_is_told_to_stop_says_how_to_go_on(tmp_path):
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "selectconv", "train", *SMALL, "--epochs", "500"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*command, "--out", str(out)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        until = time.monotonic() + 80
+        while not (out / "last.ckpt").exists() and time.monotonic() < until:
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.1)  # a poll of a file that another process writes
+        process.terminate()
+        _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert said.count("\n") == 1
+    assert "go on with --resume" in said
+    assert records.RunFolder(out).status() == "failed"
+    assert checkpoint.load_checkpoint(out / "last.ckpt")["epoch"] >= 0

@@ -1,6 +1,9 @@
 """`selectconv train`: one run, from its settings to its folder."""
 
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,7 @@ from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 
 from selectconv.cli.errors import UsageError
-from selectconv.errors import SelectConvError
+from selectconv.errors import RunError, SelectConvError
 from selectconv.train.config import METHODS, TrainConfig, resolve, setting_names
 from selectconv.train.records import CHECKPOINT, CONFIG, RunFolder
 
@@ -97,9 +100,8 @@ def run(options: Namespace) -> int:
         if not (folder / CHECKPOINT).exists():
             folder.start(config.to_dict())
     try:
-        last = train(config, folder, choose_display(config, console), resume=options.resume)
-    except KeyboardInterrupt:
-        raise
+        with _stoppable():
+            last = train(config, folder, choose_display(config, console), resume=options.resume)
     except Exception as error:
         if is_first:
             message = " ".join(str(error).split())
@@ -110,6 +112,23 @@ def run(options: Namespace) -> int:
         highlight=False,
     )
     return 0
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Turn SIGTERM, which torchrun sends when another process has died, into an error."""
+
+    def stop(number: int, frame: object) -> None:
+        raise RunError(
+            "stopped by SIGTERM, which torchrun sends when another process of the run has died: "
+            "go on with --resume."
+        )
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def choose_run(

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from selectconv.cli import evaluate
 from selectconv.cli.display import Lines
+from selectconv.cli.train import stoppable
 from selectconv.train import checkpoint, loop, records
 from selectconv.train.config import resolve
 from selectconv.zoo import create_model
@@ -137,7 +138,8 @@ def main() -> None:
     console = Console(file=sys.stdout, quiet=not is_first)
     if options.digests:
         write_digests(options.digests)
-    loop.train(config, folder, Lines(config, console), resume=options.resume)
+    with stoppable():
+        loop.train(config, folder, Lines(config, console), resume=options.resume)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,23 @@ CLASSES = 4
 BUFFERS = ("gate", "index", "moved", "shifted")
 
 
+BATCH_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+
+
+class Net(nn.Module):
+    """Modules by name, and a function of the net and its input as forward."""
+
+    def __init__(self, run, **modules):
+        super().__init__()
+        self.run = run
+        for name, module in modules.items():
+            self.add_module(name, module)
+
+    def forward(self, x):
+        return self.run(self, x)
+
+
 def conv_net(width: int = 12, *, convert: bool = True) -> nn.Sequential:
     """conv-bn-relu-selectconv, twice: `conv1` is 1x1, `conv2` is 3x3; both re-allocate."""
     layers = OrderedDict(

@@ -7,6 +7,7 @@ That both see together exactly the batches of one process is tested with the loa
 """
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -53,9 +54,8 @@ def test_two_processes_agree_and_survive_the_death_of_one(tmp_path):
     killed = torchrun(tmp_path / "killed", "--die", "step", "5", "--die-rank", "1")
     assert killed.returncode != 0
     assert time.monotonic() - started < 60
-    assert (
-        "another process of this run has died" in killed.stderr or "exitcode: -9" in killed.stderr
-    )
+    # From the broken connection or from torchrun's signal, whichever comes first.
+    assert re.search("another process of (this|the) run has died", killed.stderr), killed.stderr
 
     again = str(tmp_path / "again")
     resumed = torchrun(tmp_path / "killed", "--resume", "--digests", again)

@@ -99,7 +99,7 @@ def test_choice_lists_all_when_nothing_is_near(value):
     ],
 )
 def test_tensor_accepts(value, shape, kind):
-    check_tensor("x", value, shape, kind)
+    assert check_tensor("x", value, shape, kind) is None
 
 
 @pytest.mark.parametrize(

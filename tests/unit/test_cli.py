@@ -1,14 +1,18 @@
 """The command: verbs, help, exit codes, what is said without the extra."""
 
 import builtins
+import io
 import json
 import sys
 
 import pytest
+from rich.console import Console
 
 from selectconv.__main__ import main
+from selectconv.cli.display import Bars, Lines, choose_display
 from selectconv.data.image_set import DatasetInfo
 from selectconv.train import estimate, measure
+from selectconv.train.config import resolve
 from selectconv.zoo import list_models
 
 
@@ -100,8 +104,6 @@ def test_durations_as_people_say_them(seconds, said):
 def test_a_time_per_image_is_measured_without_touching_the_random_numbers():
     import torch
 
-    from selectconv.train.config import resolve
-
     info = DatasetInfo("tiny", "tiny", 10, (1, 8, 8), 10, 10, 1, False, (0.5,), (0.5,))
     before = torch.get_rng_state()
     assert estimate.seconds_per_image(resolve({"data": "digits", "batch_size": 2}), info) > 0
@@ -113,3 +115,33 @@ def test_both_sides_are_measured_in_turn():
     times = measure._in_turn([lambda: calls.append("a"), lambda: calls.append("b")], repeats=2)
     assert calls == ["a", "b", "a", "b", "a", "b"]
     assert [len(side) for side in times] == [2, 2]
+
+
+def test_a_terminal_gets_a_bar_and_a_line_an_epoch():
+    config = resolve({"data": "digits", "epochs": 2})
+    screen = io.StringIO()
+    display = choose_display(config, Console(file=screen, force_terminal=True, width=100))
+    assert isinstance(display, Bars)
+
+    class Loader:
+        def __len__(self):
+            return 3
+
+        def epoch(self, epoch):
+            return iter([(epoch, number) for number in range(3)])
+
+    row = {"train_loss": 0.5, "test_loss": 0.4, "test_error": 12.5, "images_per_second": 99.0}
+    for epoch in range(2):
+        seen = list(display.batches(Loader(), epoch, "train"))
+        assert seen == [(epoch, 0), (epoch, 1), (epoch, 2)]
+        assert len(list(display.batches(Loader(), epoch, "test"))) == 3
+        display.epoch_done({"epoch": epoch, **row, "moved": 7, "closed": 8}, None)
+    assert display.progress.tasks[0].completed == display.progress.tasks[0].total == 6
+    assert display.progress.tasks[0].description == "epoch 1, test"
+    assert not display.progress.live.is_started
+    assert screen.getvalue().count("12.50 %") == 2
+
+
+def test_a_log_gets_lines_only():
+    config = resolve({"data": "digits"})
+    assert type(choose_display(config, Console(file=io.StringIO()))) is Lines

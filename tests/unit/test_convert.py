@@ -12,23 +12,9 @@ from torch.nn.utils import parametrizations, prune
 
 import selectconv as sc
 from selectconv.layer import SelectConvNd
+from tiny_models import BATCH_NORMS, CONVS, Net
 
-BATCH_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
-CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 LAYERS = {1: sc.SelectConv1d, 2: sc.SelectConv2d, 3: sc.SelectConv3d}
-
-
-class Net(nn.Module):
-    """Modules by name, and a function of the net and its input as forward."""
-
-    def __init__(self, run, **modules):
-        super().__init__()
-        self.run = run
-        for name, module in modules.items():
-            self.add_module(name, module)
-
-    def forward(self, x):
-        return self.run(self, x)
 
 
 class MyConv(nn.Conv2d):
@@ -425,7 +411,7 @@ def test_example_input_of_several_arguments(example):
 # What is refused, and leaves the model as it was
 
 
-def refuse(model, error, match, *args, **kwargs):
+def assert_refused(model, error, match, *args, **kwargs):
     model.train()
     if isinstance(model, nn.Sequential) and len(model):
         model[0].eval()
@@ -440,7 +426,9 @@ def test_example_of_a_wrong_shape():
     wrong = torch.zeros(1, 5, 8, 8)
     model = small_net()
     model.stem.register_forward_hook(lambda *_: None)
-    error = refuse(model, sc.ConversionError, "`example_input`: the model fails on it with", wrong)
+    error = assert_refused(
+        model, sc.ConversionError, "`example_input`: the model fails on it with", wrong
+    )
     with pytest.raises(RuntimeError) as own:
         small_net()(wrong)
     assert str(own.value) in str(error)
@@ -450,32 +438,36 @@ def test_example_of_a_wrong_shape():
 def test_nothing_eligible_is_told_from_where_left_all_out():
     plain = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, groups=8))
     nothing = "none of the 2 convs is eligible: 0: 3 inputs, .*; 2: depthwise"
-    refuse(plain, sc.ConversionError, nothing)
+    assert_refused(plain, sc.ConversionError, nothing)
     left_out = "`where` left out every eligible conv of the 3: .*spatial: left out by `where`"
-    refuse(small_net(), sc.ConversionError, left_out, where=lambda *_: False)
+    assert_refused(small_net(), sc.ConversionError, left_out, where=lambda *_: False)
 
 
 def test_long_lists_of_refused_convs_are_cut():
     model = nn.Sequential(*(nn.Conv2d(2, 2, 1) for _ in range(9)))
-    error = refuse(model, sc.ConversionError, "none of the 9 convs is eligible")
+    error = assert_refused(model, sc.ConversionError, "none of the 9 convs is eligible")
     assert "; 4: 2 inputs" in str(error)
     assert "; 5: " not in str(error)
     assert str(error).endswith(" and 4 more.")
 
 
 def test_no_convs():
-    refuse(nn.Sequential(nn.Linear(3, 3)), sc.ConversionError, "has no convolutions to convert")
+    assert_refused(
+        nn.Sequential(nn.Linear(3, 3)), sc.ConversionError, "has no convolutions to convert"
+    )
 
 
 def test_model_that_is_a_conv_itself():
-    refuse(nn.Conv2d(16, 16, 1), sc.ConversionError, r"\(model\): is the model itself.*from_conv")
+    assert_refused(
+        nn.Conv2d(16, 16, 1), sc.ConversionError, r"\(model\): is the model itself.*from_conv"
+    )
 
 
 def test_failing_where():
     def where(name, conv):
         raise KeyError(name)
 
-    refuse(small_net(), KeyError, "spatial", where=where)
+    assert_refused(small_net(), KeyError, "spatial", where=where)
 
 
 @pytest.mark.parametrize(
@@ -487,7 +479,7 @@ def test_failing_where():
     ],
 )
 def test_bad_options(options, error, match):
-    refuse(small_net(), error, match, **options)
+    assert_refused(small_net(), error, match, **options)
 
 
 @pytest.mark.parametrize("function", [sc.convert, sc.describe])

@@ -12,6 +12,7 @@ from torch import nn
 import selectconv as sc
 from selectconv.ecdm import is_relu
 from selectconv.graph import trace
+from tiny_models import BATCH_NORMS, CONVS, Net
 
 CHANNELS = 8
 IMAGES = 512
@@ -21,21 +22,6 @@ SIDES = {1: (64,), 2: (8, 8), 3: (4, 4, 4)}  # 64 pixels each
 STANDARD_ERRORS = 5
 # What the closed form may be off: expected_activation promises 1e-4 * (1 + |gamma|), |gamma| < 1.5.
 INTEGRATION_ERROR = 2.5e-4
-BATCH_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
-CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-
-
-class Net(nn.Module):
-    """Modules by name, and a function of the net and its input as forward."""
-
-    def __init__(self, run, **modules):
-        super().__init__()
-        self.run = run
-        for name, module in modules.items():
-            self.add_module(name, module)
-
-    def forward(self, x):
-        return self.run(self, x)
 
 
 class DoubledNorm(nn.BatchNorm2d):

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from jsonargparse import ArgumentError, ArgumentParser
 
 from selectconv import __version__
 from selectconv.cli import bench, data, evaluate, models, train
@@ -103,6 +103,3 @@ def _flags(words: list[str]) -> list[str]:
 def _kinds(words: list[str]) -> dict[str, str]:
     verb = next((word for word in words if word in VERBS), None)
     return getattr(VERBS.get(verb or ""), "KINDS", {})
-
-
-__all__ = ["Namespace", "main"]

@@ -100,7 +100,7 @@ def run(options: Namespace) -> int:
         if not (folder / CHECKPOINT).exists():
             folder.start(config.to_dict())
     try:
-        with _stoppable():
+        with stoppable():
             last = train(config, folder, choose_display(config, console), resume=options.resume)
     except Exception as error:
         if is_first:
@@ -115,7 +115,7 @@ def run(options: Namespace) -> int:
 
 
 @contextmanager
-def _stoppable() -> Iterator[None]:
+def stoppable() -> Iterator[None]:
     """Turn SIGTERM, which torchrun sends when another process has died, into an error."""
 
     def stop(number: int, frame: object) -> None:

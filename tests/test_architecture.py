@@ -23,7 +23,16 @@ TIERS = {
         "mean_source",
         "layer",
     },
-    1: {"allocator", "graph", "convert", "param_groups", "cost"},
+    1: {
+        "allocator",
+        "graph",
+        "convert",
+        "param_groups",
+        "cost",
+        "dataflow",
+        "layout",
+        "rewiring",
+    },
     2: {"zoo", "data"},  # whole folders
     3: {"train"},
     4: {"cli", "__init__", "__main__"},

@@ -13,9 +13,10 @@ import selectconv as sc
 
 PUBLIC = {
     "AllocationError", "AllocationPlan", "AllocationReport", "BatchNormMean", "ChannelAllocator",
-    "ConcatMean", "ConstantMean", "ConversionError", "MeanSourceError", "ObservedMean",
+    "CompressionError", "ConcatMean", "ConstantMean", "ConversionError", "Cost", "CostCounter",
+    "MeanSourceError", "ObservedMean",
     "SelectConv1d", "SelectConv2d", "SelectConv3d", "SelectConvError", "SelectConvWarning",
-    "__version__", "convert", "create_model", "describe", "functional", "list_models",
+    "__version__", "convert", "count", "create_model", "describe", "functional", "list_models",
     "param_groups",
 }  # fmt: skip
 FUNCTIONAL = {
@@ -71,6 +72,7 @@ def test_documented(name):
     ("error", "builtin"),
     [
         (sc.ConversionError, ValueError),
+        (sc.CompressionError, ValueError),
         (sc.AllocationError, ValueError),
         (sc.MeanSourceError, RuntimeError),
     ],

@@ -9,8 +9,10 @@ from selectconv import functional
 from selectconv.allocation import AllocationPlan
 from selectconv.allocator import AllocationReport, ChannelAllocator
 from selectconv.convert import convert, describe
+from selectconv.cost import Cost, CostCounter, count
 from selectconv.errors import (
     AllocationError,
+    CompressionError,
     ConversionError,
     MeanSourceError,
     SelectConvError,
@@ -32,9 +34,12 @@ __all__ = [
     "AllocationReport",
     "BatchNormMean",
     "ChannelAllocator",
+    "CompressionError",
     "ConcatMean",
     "ConstantMean",
     "ConversionError",
+    "Cost",
+    "CostCounter",
     "MeanSourceError",
     "ObservedMean",
     "SelectConv1d",
@@ -44,6 +49,7 @@ __all__ = [
     "SelectConvWarning",
     "__version__",
     "convert",
+    "count",
     "create_model",
     "describe",
     "functional",

@@ -16,7 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from selectconv.dataflow import Dataflow, Kind, Operation, argument
 from selectconv.layer import SelectConvNd
-from selectconv.rewiring import Part, plan_parts
+from selectconv.rewiring import MACS_PER_PASS, Part, narrow, plan_parts
 
 Mask = npt.NDArray[np.bool_]
 Channels = npt.NDArray[np.int64]
@@ -29,41 +29,119 @@ class Layout:
     Attributes:
         kept: by node, the channels that its output keeps, in order; nodes that nobody needs are
             missing.
-        wanted: by node that works channel by channel: the channels its inputs are brought to.
-        parts: by conv: the plain convs that replace it, whose outputs are added up.
+        wanted: by node that works channel by channel, the channels that its inputs are brought to.
+        pieces: by concatenation, its inputs and the channels that they are brought to.
+        parts: by conv, the plain convs that replace it, whose outputs are added up.
     """
 
     kept: dict[fx.Node, Channels] = field(default_factory=dict)
     wanted: dict[fx.Node, Channels] = field(default_factory=dict)
+    pieces: dict[fx.Node, list[tuple[fx.Node, Channels]]] = field(default_factory=dict)
     parts: dict[fx.Node, list[Part]] = field(default_factory=dict)
 
 
-def plan_layout(flow: Dataflow, round_to: int | None = None) -> Layout:
+def plan_layout(flow: Dataflow, round_to: int = 1) -> Layout:
     """Decide what to keep of every value of a traced model, for its present allocation."""
     needed = _find_needed(flow)
-    layout = Layout()
-    for node, op in flow.operations.items():
+    return _Planner(flow, needed, round_to).plan()
+
+
+class _Planner:
+    def __init__(self, flow: Dataflow, needed: dict[fx.Node, Mask], round_to: int) -> None:
+        self.flow = flow
+        self.needed = needed
+        self.round_to = round_to
+        self.layout = Layout()
+        self.costs = _channel_costs(flow, needed)
+
+    def plan(self) -> Layout:
+        for node, op in self.flow.operations.items():
+            if node in self.needed:
+                self.layout.kept[node] = self._keep(op, self.needed[node])
+        return self.layout
+
+    def _keep(self, op: Operation, need: Mask) -> Channels:
+        if op.kind in (Kind.CONV, Kind.LINEAR):
+            kept = _keep_filters(op, need, self.round_to)
+            if op.kind is Kind.CONV:
+                self.layout.parts[op.node] = self._parts(op, kept)
+            return kept
+        if op.kind in (Kind.NORM, Kind.CHANNELWISE):
+            kept = self.layout.wanted[op.node] = self._keep_channels(op, need)
+            return kept
+        if op.kind is Kind.CONCAT:
+            return self._keep_concat(op, need)
+        if op.kind is Kind.CHANNEL_PAD:
+            return self._keep_padded(op, need)
+        return np.arange(op.channels)
+
+    def _parts(self, op: Operation, filters: Channels) -> list[Part]:
+        assert isinstance(op.module, _ConvNd)
+        before = argument(op.node, 0, "input")
+        spatial = self.flow.operations[before].shape[2:]
+        available = self.layout.kept[before]
+        return plan_parts(op.module, filters, available, spatial, self.round_to)
+
+    def _keep_channels(self, op: Operation, need: Mask) -> Channels:
+        """Choose the channels of something that works channel by channel."""
+        inputs = [
+            self.layout.kept[other]
+            for other in op.node.all_input_nodes
+            if self.flow.operations[other].kind is not Kind.TENSOR
+            and is_channel_operand(self.flow, op, other)
+        ]
+        wanted = np.flatnonzero(need)
+        if not inputs:
+            return wanted
+        if any(not np.array_equal(inputs[0], other) for other in inputs):
+            return wanted  # one of them is gathered in any case
+        return narrow(inputs[0], wanted, self.costs[op.node] / len(inputs), self.round_to)
+
+    def _keep_concat(self, op: Operation, need: Mask) -> Channels:
+        pieces, kept, start = [], [], 0
+        for other in argument(op.node, 0, "tensors"):
+            stop = start + self.flow.operations[other].channels
+            wanted = np.flatnonzero(need[start:stop])
+            if len(wanted):
+                wanted = narrow(self.layout.kept[other], wanted, self.costs[op.node])
+                pieces.append((other, wanted))
+                kept.append(wanted + start)
+            start = stop
+        self.layout.pieces[op.node] = pieces
+        return np.concatenate(kept)
+
+    def _keep_padded(self, op: Operation, need: Mask) -> Channels:
+        before = argument(op.node, 0, "input")
+        front = argument(op.node, 1, "pad")[-2]
+        is_zero = need.copy()
+        is_zero[front : front + self.flow.operations[before].channels] = False
+        return np.sort(
+            np.concatenate([np.flatnonzero(is_zero), self.layout.kept[before] + front])
+        )
+
+
+def _channel_costs(flow: Dataflow, needed: dict[fx.Node, Mask]) -> dict[fx.Node, float]:
+    """Estimate what a channel more costs, from each operation on: in passes over its elements."""
+    costs: dict[fx.Node, float] = {}
+    for node, op in reversed(flow.operations.items()):
         if node not in needed:
             continue
-        need = needed[node]
-        if op.kind in (Kind.CONV, Kind.LINEAR):
-            layout.kept[node] = _keep_filters(op, need, round_to)
-        elif op.kind in (Kind.NORM, Kind.CHANNELWISE):
-            layout.kept[node] = layout.wanted[node] = _keep_channels(op, need, layout, round_to)
-        elif op.kind is Kind.CONCAT:
-            layout.kept[node] = _keep_concat(flow, op, need, layout)
-        elif op.kind is Kind.CHANNEL_PAD:
-            layout.kept[node] = _keep_padded(flow, op, need, layout)
-        else:
-            layout.kept[node] = np.arange(op.channels)
-        if op.kind is Kind.CONV:
-            assert isinstance(op.module, _ConvNd)
-            before = argument(node, 0, "input")
-            spatial = flow.operations[before].shape[2:]
-            layout.parts[node] = plan_parts(
-                op.module, layout.kept[node], layout.kept[before], spatial
-            )
-    return layout
+        cost = 1.0
+        size = math.prod(op.shape)
+        for user in node.users:
+            if user not in needed or not size:
+                continue
+            after = flow.operations[user]
+            share = math.prod(after.shape) * op.channels / size / max(after.channels, 1)
+            if after.kind is Kind.CONV:
+                assert isinstance(after.module, _ConvNd)
+                filters = int(needed[user].sum()) / after.module.groups
+                macs = filters * math.prod(after.module.kernel_size)
+                cost += share * macs / MACS_PER_PASS
+            elif after.kind in (Kind.NORM, Kind.CHANNELWISE):
+                cost += share * costs[user]
+        costs[node] = cost
+    return costs
 
 
 def is_channel_operand(flow: Dataflow, op: Operation, other: fx.Node) -> bool:
@@ -151,37 +229,14 @@ def _conv_reads(module: nn.Module | None, need: Mask) -> Mask:
     return reads
 
 
-def _keep_filters(op: Operation, need: Mask, round_to: int | None) -> Channels:
+def _keep_filters(op: Operation, need: Mask, round_to: int) -> Channels:
     """Choose the filters to keep: all groups that are left keep equally many of them."""
     groups = getattr(op.module, "groups", 1)
     by_group = need.reshape(groups, -1).copy()
     count = int(by_group.sum(axis=1).max())
-    if round_to is not None and groups == 1:
-        count = min(math.ceil(count / round_to) * round_to, by_group.shape[1])
+    if groups == 1:
+        count = min(math.ceil(count / round_to) * round_to, len(need))
     for row in by_group:
         if row.any():
             row[np.flatnonzero(~row)[: count - int(row.sum())]] = True
     return np.flatnonzero(by_group)
-
-
-def _keep_channels(op: Operation, need: Mask, layout: Layout, round_to: int | None) -> Channels:
-    return np.flatnonzero(need)
-
-
-def _keep_concat(flow: Dataflow, op: Operation, need: Mask, layout: Layout) -> Channels:
-    pieces, start = [], 0
-    for other in argument(op.node, 0, "tensors"):
-        stop = start + flow.operations[other].channels
-        if need[start:stop].any():
-            pieces.append(layout.kept[other] + start)
-        start = stop
-    return np.concatenate(pieces)
-
-
-def _keep_padded(flow: Dataflow, op: Operation, need: Mask, layout: Layout) -> Channels:
-    before = argument(op.node, 0, "input")
-    front = argument(op.node, 1, "pad")[-2]
-    inside = np.zeros_like(need)
-    inside[front : front + flow.operations[before].channels] = True
-    kept = np.flatnonzero(need & ~inside)
-    return np.sort(np.concatenate([kept, layout.kept[before] + front]))

@@ -12,6 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from selectconv.checks import check_count
 from selectconv.dataflow import (
+    CONVS,
+    NORMS,
     Dataflow,
     Kind,
     Operation,
@@ -23,6 +25,7 @@ from selectconv.dataflow import (
 from selectconv.errors import CompressionError
 from selectconv.layer import SelectConvNd
 from selectconv.layout import Channels, Layout, channel_axis, is_channel_operand, plan_layout
+from selectconv.pointwise import Pointwise2d
 from selectconv.rewiring import Part, conv_weight, stencil_weight
 
 RTOL = 1e-4
@@ -89,7 +92,29 @@ class _Builder:
         for node, op in self.flow.operations.items():
             if node in self.layout.kept and op.kind is not Kind.TENSOR:
                 self.new[node] = self._write(op)
+        self._write_in_place()
         return fx.GraphModule(self.made, self.graph, class_name="Compressed").eval()
+
+    def _write_in_place(self) -> None:
+        """Let ReLUs and sums overwrite what nobody reads again: fresh memory costs more time."""
+        for node in self.graph.nodes:
+            fresh = [other for other in node.all_input_nodes if self._is_fresh(other)]
+            if node.op == "call_module" and type(self.made[node.target]) is nn.ReLU:
+                self.made[node.target].inplace = bool(fresh)
+            elif node.target in (F.relu, torch.relu) and fresh:
+                node.target = torch.relu_
+            elif node.target is operator.add and len(node.all_input_nodes) == 2 and fresh:
+                first = fresh[-1]
+                (other,) = (one for one in node.all_input_nodes if one is not first)
+                node.target, node.args = operator.iadd, (first, other)
+
+    def _is_fresh(self, node: fx.Node) -> bool:
+        """Tell whether a value has memory of its own and a single reader."""
+        if len(node.users) != 1:
+            return False
+        if node.op == "call_module":
+            return isinstance(self.made[node.target], (*CONVS, *NORMS, nn.Linear))
+        return node.target in (torch.index_select, torch.cat)
 
     def _write(self, op: Operation) -> fx.Node:
         if op.kind is Kind.CONV:
@@ -240,6 +265,8 @@ def _conv(part: Part, *, has_bias: bool) -> nn.Module:
     if bias:
         assert old.bias is not None
         new.bias.copy_(old.bias[torch.from_numpy(part.filters.reshape(-1))])
+    if Pointwise2d.can_replace(new):
+        new.__class__ = Pointwise2d
     return cast(nn.Module, new)
 
 

@@ -32,6 +32,12 @@ TIERS = {
         "dataflow",
         "layout",
         "rewiring",
+        "pointwise",
+        "concat_buffer",
+        "compress",
+        "compressed_file",
+        "export",
+        "latency",
     },
     2: {"zoo", "data"},  # whole folders
     3: {"train"},

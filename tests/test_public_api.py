@@ -14,10 +14,10 @@ import selectconv as sc
 PUBLIC = {
     "AllocationError", "AllocationPlan", "AllocationReport", "BatchNormMean", "ChannelAllocator",
     "CompressionError", "ConcatMean", "ConstantMean", "ConversionError", "Cost", "CostCounter",
-    "MeanSourceError", "ObservedMean",
-    "SelectConv1d", "SelectConv2d", "SelectConv3d", "SelectConvError", "SelectConvWarning",
-    "__version__", "convert", "count", "create_model", "describe", "functional", "list_models",
-    "param_groups",
+    "ExportError", "MeanSourceError", "ObservedMean", "SelectConv1d", "SelectConv2d",
+    "SelectConv3d", "SelectConvError", "SelectConvWarning", "__version__", "compress", "convert",
+    "count", "create_model", "describe", "export_onnx", "functional", "list_models",
+    "load_compressed", "param_groups", "save_compressed",
 }  # fmt: skip
 FUNCTIONAL = {
     "choose_dealloc", "ecdm", "expected_activation", "expected_relu", "normalize_ecdm",
@@ -73,6 +73,7 @@ def test_documented(name):
     [
         (sc.ConversionError, ValueError),
         (sc.CompressionError, ValueError),
+        (sc.ExportError, RuntimeError),
         (sc.AllocationError, ValueError),
         (sc.MeanSourceError, RuntimeError),
     ],

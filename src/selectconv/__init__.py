@@ -8,16 +8,20 @@ from importlib.metadata import PackageNotFoundError, version
 from selectconv import functional
 from selectconv.allocation import AllocationPlan
 from selectconv.allocator import AllocationReport, ChannelAllocator
+from selectconv.compress import compress
+from selectconv.compressed_file import load_compressed, save_compressed
 from selectconv.convert import convert, describe
 from selectconv.cost import Cost, CostCounter, count
 from selectconv.errors import (
     AllocationError,
     CompressionError,
     ConversionError,
+    ExportError,
     MeanSourceError,
     SelectConvError,
     SelectConvWarning,
 )
+from selectconv.export import export_onnx
 from selectconv.layer import SelectConv1d, SelectConv2d, SelectConv3d
 from selectconv.mean_source import BatchNormMean, ConcatMean, ConstantMean, ObservedMean
 from selectconv.param_groups import param_groups
@@ -40,6 +44,7 @@ __all__ = [
     "ConversionError",
     "Cost",
     "CostCounter",
+    "ExportError",
     "MeanSourceError",
     "ObservedMean",
     "SelectConv1d",
@@ -48,11 +53,15 @@ __all__ = [
     "SelectConvError",
     "SelectConvWarning",
     "__version__",
+    "compress",
     "convert",
     "count",
     "create_model",
     "describe",
+    "export_onnx",
     "functional",
     "list_models",
+    "load_compressed",
     "param_groups",
+    "save_compressed",
 ]

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from selectconv.checks import check_count
+from selectconv.concat_buffer import fill_buffers
 from selectconv.dataflow import (
     CONVS,
     NORMS,
@@ -23,7 +24,6 @@ from selectconv.dataflow import (
     trace_dataflow,
 )
 from selectconv.errors import CompressionError
-from selectconv.layer import SelectConvNd
 from selectconv.layout import Channels, Layout, channel_axis, is_channel_operand, plan_layout
 from selectconv.pointwise import Pointwise2d
 from selectconv.rewiring import Part, conv_weight, stencil_weight
@@ -86,12 +86,14 @@ class _Builder:
         self.graph = fx.Graph()
         self.made: dict[str, Any] = {}  # modules and tensors by name
         self.new: dict[fx.Node, fx.Node] = {}
+        self.widths: dict[fx.Node, int] = {}  # channels of what maps are concatenated from
         self.gathers: dict[tuple[fx.Node, bytes], fx.Node] = {}
 
     def build(self) -> fx.GraphModule:
         for node, op in self.flow.operations.items():
             if node in self.layout.kept and op.kind is not Kind.TENSOR:
                 self.new[node] = self._write(op)
+        fill_buffers(self.graph, self.widths)
         self._write_in_place()
         return fx.GraphModule(self.made, self.graph, class_name="Compressed").eval()
 
@@ -99,11 +101,15 @@ class _Builder:
         """Let ReLUs and sums overwrite what nobody reads again: fresh memory costs more time."""
         for node in self.graph.nodes:
             fresh = [other for other in node.all_input_nodes if self._is_fresh(other)]
-            if node.op == "call_module" and type(self.made[node.target]) is nn.ReLU:
-                self.made[node.target].inplace = bool(fresh)
-            elif node.target in (F.relu, torch.relu) and fresh:
-                node.target = torch.relu_
-            elif node.target is operator.add and len(node.all_input_nodes) == 2 and fresh:
+            if not fresh:
+                continue
+            is_module = node.op == "call_module"
+            if is_module and type(self.made[str(node.target)]) is nn.ReLU:
+                node.op, node.target, node.kwargs = "call_function", torch.relu_, {}
+                node.args = (fresh[0],)
+            elif node.target in (F.relu, torch.relu):
+                node.target, node.args, node.kwargs = torch.relu_, (fresh[0],), {}
+            elif node.target is operator.add and len(node.all_input_nodes) == 2:
                 first = fresh[-1]
                 (other,) = (one for one in node.all_input_nodes if one is not first)
                 node.target, node.args = operator.iadd, (first, other)
@@ -113,7 +119,7 @@ class _Builder:
         if len(node.users) != 1:
             return False
         if node.op == "call_module":
-            return isinstance(self.made[node.target], (*CONVS, *NORMS, nn.Linear))
+            return isinstance(self.made[str(node.target)], (*CONVS, *NORMS, nn.Linear))
         return node.target in (torch.index_select, torch.cat)
 
     def _write(self, op: Operation) -> fx.Node:
@@ -206,6 +212,9 @@ class _Builder:
             pieces.append(self._gather(other, wanted))
         if len(pieces) == 1:
             return pieces[0]
+        if len(op.shape) == 4:
+            for piece, (_, wanted) in zip(pieces, self.layout.pieces[op.node], strict=True):
+                self.widths[piece] = len(wanted)
         return self.graph.call_function(torch.cat, (pieces, 1))
 
     def _write_channel_pad(self, op: Operation) -> fx.Node:
@@ -222,7 +231,7 @@ class _Builder:
 def _narrow_module(op: Operation, kept: Channels | None) -> nn.Module:
     """Copy a module, with the kept channels only where it has parameters for each."""
     assert op.module is not None
-    old, new = op.module, copy.deepcopy(op.module)
+    new = copy.deepcopy(op.module)
     for module in new.modules():  # hooks are not part of a plain model
         module._forward_hooks.clear()
         module._forward_pre_hooks.clear()
@@ -236,17 +245,16 @@ def _narrow_module(op: Operation, kept: Channels | None) -> nn.Module:
         new.num_features = len(kept)
     elif isinstance(new, nn.PReLU) and new.num_parameters > 1:
         new.num_parameters = len(kept)
-    for tensors in (new._parameters, new._buffers):
-        for name, value in tensors.items():
-            if value is not None and value.ndim and len(value) == op.channels:
-                part = value.detach()[index.to(value.device)]
-                tensors[name] = nn.Parameter(part) if isinstance(value, nn.Parameter) else part
+    for name, value in (*new._parameters.items(), *new._buffers.items()):
+        if value is not None and value.ndim and len(value) == op.channels:
+            part = value.detach()[index.to(value.device)]
+            setattr(new, name, nn.Parameter(part) if isinstance(value, nn.Parameter) else part)
     return new
 
 
 def _conv(part: Part, *, has_bias: bool) -> nn.Module:
     weight, old = conv_weight(part), part.conv
-    kind = old._plain_type if isinstance(old, SelectConvNd) else type(old)
+    kind = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[len(old.kernel_size)]
     bias = old.bias is not None and has_bias
     new = cast(Any, kind)(
         weight.shape[1] * len(part.filters),
@@ -268,7 +276,6 @@ def _conv(part: Part, *, has_bias: bool) -> nn.Module:
     if Pointwise2d.can_replace(new):
         new.__class__ = Pointwise2d
     return cast(nn.Module, new)
-
 
 
 def _stencil(part: Part) -> nn.Module:

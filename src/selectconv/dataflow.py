@@ -21,10 +21,12 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
 
+from selectconv.concat_buffer import undo_buffers
 from selectconv.errors import CompressionError
 from selectconv.layer import SelectConvNd
+from selectconv.pointwise import Pointwise2d
 
-CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, Pointwise2d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 # What computes each channel of its output from the same channel of its input, and nothing else.
 _CHANNELWISE_MODULES = (
@@ -158,6 +160,7 @@ def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
 
 def _trace_copy(root: nn.Module, model: nn.Module, example_input: Any) -> Dataflow:
     graph = _trace(root, model)
+    undo_buffers(graph)
     _drop_inert(graph, root)
     _drop_writes(graph, root)
     for node in graph.find_nodes(op="call_method", target="clone"):  # nobody writes any more
@@ -217,7 +220,9 @@ class _Tracer(fx.Tracer):
         self.inside: list[str] = []
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, SelectConvNd) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, SelectConvNd | Pointwise2d) or super().is_leaf_module(
+            m, module_qualified_name
+        )
 
     def call_module(
         self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -10,7 +10,7 @@ def measure_latency(
 ) -> dict[str, list[float]]:
     """Measure the CPU time of one call of each, in seconds.
 
-    After a warm-up the calls take turns; each turn repeats a call until about `seconds` have passed.
+    After a warm-up the calls take turns; a turn repeats a call until about `seconds` have passed.
 
     Args:
         runs: what to call, by name.

@@ -42,14 +42,14 @@ class Layout:
 
 def plan_layout(flow: Dataflow, round_to: int = 1) -> Layout:
     """Decide what to keep of every value of a traced model, for its present allocation."""
-    needed = _find_needed(flow)
-    return _Planner(flow, needed, round_to).plan()
+    return _Planner(flow, round_to).plan()
 
 
 class _Planner:
-    def __init__(self, flow: Dataflow, needed: dict[fx.Node, Mask], round_to: int) -> None:
+    def __init__(self, flow: Dataflow, round_to: int) -> None:
         self.flow = flow
-        self.needed = needed
+        self.shared = _find_shared(flow)
+        self.needed = needed = _find_needed(flow, self.shared)
         self.round_to = round_to
         self.layout = Layout()
         self.costs = _channel_costs(flow, needed)
@@ -79,8 +79,9 @@ class _Planner:
         assert isinstance(op.module, _ConvNd)
         before = argument(op.node, 0, "input")
         spatial = self.flow.operations[before].shape[2:]
-        available = self.layout.kept[before]
-        return plan_parts(op.module, filters, available, spatial, self.round_to)
+        # What is called twice must read the same number of channels each time.
+        round_to = None if op.node in self.shared else self.round_to
+        return plan_parts(op.module, filters, self.layout.kept[before], spatial, round_to)
 
     def _keep_channels(self, op: Operation, need: Mask) -> Channels:
         """Choose the channels of something that works channel by channel."""
@@ -98,26 +99,22 @@ class _Planner:
         return narrow(inputs[0], wanted, self.costs[op.node] / len(inputs), self.round_to)
 
     def _keep_concat(self, op: Operation, need: Mask) -> Channels:
-        pieces, kept, start = [], [], 0
+        # Nothing is gathered here: the readers of what is joined gather in any case.
+        pieces, start = [], 0
         for other in argument(op.node, 0, "tensors"):
             stop = start + self.flow.operations[other].channels
-            wanted = np.flatnonzero(need[start:stop])
-            if len(wanted):
-                wanted = narrow(self.layout.kept[other], wanted, self.costs[op.node])
-                pieces.append((other, wanted))
-                kept.append(wanted + start)
+            if need[start:stop].any():
+                pieces.append((other, self.layout.kept[other], start))
             start = stop
-        self.layout.pieces[op.node] = pieces
-        return np.concatenate(kept)
+        self.layout.pieces[op.node] = [(other, kept) for other, kept, _ in pieces]
+        return np.concatenate([kept + start for _, kept, start in pieces])
 
     def _keep_padded(self, op: Operation, need: Mask) -> Channels:
         before = argument(op.node, 0, "input")
         front = argument(op.node, 1, "pad")[-2]
         is_zero = need.copy()
         is_zero[front : front + self.flow.operations[before].channels] = False
-        return np.sort(
-            np.concatenate([np.flatnonzero(is_zero), self.layout.kept[before] + front])
-        )
+        return np.sort(np.concatenate([np.flatnonzero(is_zero), self.layout.kept[before] + front]))
 
 
 def _channel_costs(flow: Dataflow, needed: dict[fx.Node, Mask]) -> dict[fx.Node, float]:
@@ -157,9 +154,8 @@ def channel_axis(flow: Dataflow, op: Operation, other: fx.Node) -> int | None:
     return axis if axis >= 0 and shape[axis] == op.shape[1] > 1 else None
 
 
-def _find_needed(flow: Dataflow) -> dict[fx.Node, Mask]:
+def _find_needed(flow: Dataflow, shared: set[fx.Node]) -> dict[fx.Node, Mask]:
     """Go back from the output: which channels of each value somebody needs."""
-    shared = _find_shared(flow)
     needed: dict[fx.Node, Mask] = {}
     for node, op in reversed(flow.operations.items()):
         if op.kind is Kind.OUTPUT:
@@ -181,7 +177,7 @@ def _find_needed(flow: Dataflow) -> dict[fx.Node, Mask]:
 def _find_shared(flow: Dataflow) -> set[fx.Node]:
     calls: dict[int, list[fx.Node]] = {}
     for node, op in flow.operations.items():
-        if op.module is not None and op.kind is not Kind.CHANNELWISE:
+        if op.module is not None:
             for parameter in op.module.parameters(recurse=False):
                 calls.setdefault(id(parameter), []).append(node)
     return {node for nodes in calls.values() if len(nodes) > 1 for node in nodes}

@@ -19,14 +19,15 @@ class Pointwise2d(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         """Convolve."""
         if input.device.type != "cpu" or input.ndim != 4 or not input.is_contiguous():
-            return super().forward(input)
+            plain: Tensor = super().forward(input)
+            return plain
         # torch.matmul would copy the input, as it folds batches where a weight requires gradients.
         weight = self.weight.flatten(1).expand(len(input), -1, -1)
         if self.bias is None:
             out = torch.bmm(weight, input.flatten(2))
         else:
             out = torch.baddbmm(self.bias[:, None], weight, input.flatten(2))
-        return out.unflatten(2, input.shape[2:])
+        return out.view(len(input), -1, *input.shape[2:])
 
     @classmethod
     def can_replace(cls, conv: nn.Module) -> bool:

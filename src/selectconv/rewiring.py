@@ -78,7 +78,7 @@ def plan_parts(
     filters: Channels,
     available: Channels,
     spatial: Sequence[int],
-    round_to: int = 1,
+    round_to: int | None = 1,
 ) -> list[Part]:
     """Choose the plain convs that replace a conv.
 
@@ -87,7 +87,8 @@ def plan_parts(
         filters: the filters to keep, equally many in each group of which any is kept.
         available: the channels that its input keeps, in order.
         spatial: the size of its input's maps.
-        round_to: round the number of inputs of an ungrouped conv up to a multiple of it.
+        round_to: round the number of inputs of an ungrouped conv up to a multiple of it; None: read
+            exactly what is needed, whether or not that pays.
     """
     groups = conv.groups
     in_use = np.unique(filters // (conv.out_channels // groups))
@@ -119,13 +120,17 @@ def shifts_of(conv: SelectConvNd) -> npt.NDArray[np.float64]:
 
 
 def _as_they_are(
-    conv: _ConvNd, filters: Channels, slots: list[Channels], available: Channels, round_to: int
+    conv: _ConvNd,
+    filters: Channels,
+    slots: list[Channels],
+    available: Channels,
+    round_to: int | None,
 ) -> Part:
     index = _index_of(conv)
     sources = _stack([np.unique(index[row]) for row in slots])
     if sources.shape[1] == 0:  # all slots are closed: a conv needs an input, of weight zero
         sources = np.full((len(slots), 1), available[0])
-    if len(slots) == 1:
+    if len(slots) == 1 and round_to is not None:
         saved = filters.size * math.prod(conv.kernel_size) / math.prod(conv.stride)
         sources = narrow(available, sources[0], saved / MACS_PER_PASS, round_to)[None]
     is_gathered = not np.array_equal(sources.reshape(-1), available)

@@ -29,6 +29,7 @@ TIERS = {
         "convert",
         "param_groups",
         "cost",
+        "budget",
         "dataflow",
         "layout",
         "rewiring",

@@ -36,6 +36,9 @@ def build_method(
             mode=config.method,
             damage=config.damage,
             seed=config.seed,
+            target_macs=config.target_macs,
+            target_params=config.target_params,
+            example_input=torch.zeros(1, *info.shape),
         )
     if config.method == "lgc":
         return Condenser(model, total_epochs=config.epochs, group_lasso=config.group_lasso)

@@ -29,6 +29,7 @@ _CLOSE_ENOUGH = 0.002
 _TRIALS = 14
 
 Cost = Callable[[nn.Module], int]
+Importance = Callable[[Any], Tensor | None]
 History = list[list[Any]]
 
 
@@ -62,6 +63,9 @@ class Slimmer:
         target_params: likewise for parameters; one of the two is given.
         sparsity: strength of the L1 penalty on batch norm's scales.
 
+    Attributes:
+        importance: Torch-Pruning's score of the channels; batch norm's scales unless replaced.
+
     Raises:
         RunError: Torch-Pruning is not installed.
         ValueError: the target cannot be reached.
@@ -82,6 +86,7 @@ class Slimmer:
         self.pruning = import_torch_pruning()
         self.model = model
         self.sparsity = sparsity
+        self.importance: Importance = self.pruning.importance.BNScaleImportance()
         self.last_sparse_epoch = math.ceil(stop_at * total_epochs) - 1
         self._num_filters = count_filters(dense)
         self.cost: Cost = count_params if target_macs is None else lambda m: count_macs(m, shape)
@@ -165,7 +170,7 @@ class Slimmer:
         pruner = self.pruning.pruner.BNScalePruner(
             model,
             example,
-            importance=keep_some(self.pruning.importance.BNScaleImportance()),
+            importance=keep_some(self.importance),
             global_pruning=True,
             pruning_ratio=ratio,
             ignored_layers=fixed_layers(model),
@@ -174,7 +179,7 @@ class Slimmer:
         return pruner
 
 
-def keep_some(importance: Callable[[Any], Tensor | None]) -> Callable[[Any], Tensor | None]:
+def keep_some(importance: Importance) -> Importance:
     """Make an importance score the best channels of every layer above those of all others.
 
     Torch-Pruning ranks the channels of all layers at once, and leaves a layer whole that would lose

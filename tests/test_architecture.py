@@ -41,7 +41,7 @@ TIERS = {
         "latency",
     },
     2: {"zoo", "data"},  # whole folders
-    3: {"train"},
+    3: {"train", "integrations"},
     4: {"cli", "__init__", "__main__"},
 }
 TIER_OF = {name: tier for tier, names in TIERS.items() for name in names}

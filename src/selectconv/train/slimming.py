@@ -169,7 +169,7 @@ class Slimmer:
         example = self._example.to(next(model.parameters()).device)
         pruner = self.pruning.pruner.BNScalePruner(
             model,
-            example,
+            (example,),
             importance=keep_some(self.importance),
             global_pruning=True,
             pruning_ratio=ratio,

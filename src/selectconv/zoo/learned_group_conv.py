@@ -181,10 +181,10 @@ def condense(model: nn.Module) -> nn.Module:
         >>> options = {"growth_rates": (4, 4, 4), "units": (1, 1, 1), "condense_factor": 4}
         >>> model = sc.create_model("condensenet182", **options)
         >>> sum(p.numel() for p in model.parameters())
-        2522
+        1642
         >>> report = Condenser(model, total_epochs=2).step(epoch=0)
         >>> sum(p.numel() for p in condense(model).parameters())
-        1946
+        1210
     """
     learned = learned_group_convs(model)
     if not learned:

@@ -29,6 +29,9 @@ TOLERANCE = 0.01
 """How far from the target, as a part of it, a run may end without a warning."""
 
 
+_LOOK_AHEAD = 64  # slots further on in the queue that are tried to come nearer to a budget
+
+
 def check_targets(target_macs: float | None, target_params: float | None) -> list[str]:
     """Check the two targets, of which at most one is given; return the name of that one.
 
@@ -157,13 +160,16 @@ class Budget:
         if reopens:
             number = max(number, queue.number_at(step.gamma))
         self.gamma = queue.gamma_at(number)
-        closed = queue.first(number)
+        counts = queue.counts(number)
         if not reopens:
-            self._check_reached(is_last, queue.close(is_open, number))
-            return AllocationPlan(
-                {name: LayerPlan(closed=slots) for name, slots in closed.items() if len(slots)}
-            )
-        return self._reopen(layers, step, closed, queue.close(is_open, number), budget)
+            counts = self._fill(queue, is_open, number, budget)
+            self._check_reached(is_last, queue.close(is_open, counts))
+        closed = queue.first(counts)
+        if reopens:
+            return self._reopen(layers, step, closed, queue.close(is_open, counts), budget)
+        return AllocationPlan(
+            {name: LayerPlan(closed=slots) for name, slots in closed.items() if len(slots)}
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return what resuming needs: the target, to be sure of it, and the last gamma."""
@@ -183,24 +189,44 @@ class Budget:
         self.gamma = state["gamma"]
 
     def _solve(self, queue: "_Queue", is_open: dict[str, Tensor], budget: float) -> int:
-        """Return how many slots to close, the first of the queue, to come nearest the budget."""
-
-        def count(number: int) -> int:
-            return self._count(queue.close(is_open, number))
-
-        low, high = 0, len(queue)
-        if (dearest := count(low)) <= budget:
-            return low
-        if (cheapest := count(high)) >= budget:
-            return high
+        """Return the least number of slots, the first of the queue, that meets the budget."""
+        low, high = -1, len(queue)
         while high - low > 1:
             middle = (low + high) // 2
-            cost = count(middle)
-            if cost > budget:
-                low, dearest = middle, cost
+            cost = self._count(queue.close(is_open, queue.counts(middle)))
+            low, high = (low, middle) if cost <= budget else (middle, high)
+        return high
+
+    def _fill(
+        self, queue: "_Queue", is_open: dict[str, Tensor], number: int, budget: float
+    ) -> dict[str, int]:
+        """Come nearer to the budget than the first `number` slots of the queue do.
+
+        The last one may be dear. Without it, and without the slots of its layer behind it, some
+        that come later in the queue may fit instead.
+        """
+
+        def count(counts: dict[str, int]) -> int:
+            return self._count(queue.close(is_open, counts))
+
+        best = queue.counts(number)
+        miss = abs(count(best) - budget)
+        if number == 0 or miss <= TOLERANCE / 2 * budget:
+            return best
+        counts, passed = queue.counts(number - 1), set[str]()
+        for place in range(number - 1, min(number + _LOOK_AHEAD, len(queue))):
+            name = queue.owner(place)
+            if name in passed:
+                continue
+            trial = {**counts, name: counts[name] + 1}
+            cost = count(trial)
+            if abs(cost - budget) < miss:
+                best, miss = trial, abs(cost - budget)
+            if cost >= budget:
+                counts = trial
             else:
-                high, cheapest = middle, cost
-        return low if dearest - budget < budget - cheapest else high
+                passed.add(name)
+        return best
 
     def _reopen(
         self,
@@ -298,6 +324,7 @@ class _Queue:
     """
 
     def __init__(self, layers: Mapping[str, SelectConvNd], step: StepOptions) -> None:
+        self.names = list(layers)
         self.slots: dict[str, Tensor] = {}
         levels = []
         owners = []
@@ -324,17 +351,22 @@ class _Queue:
         """Return the smallest gamma that closes the first `number` slots."""
         return 0.0 if number == 0 else min(1.0, float(self.levels[number - 1]))
 
-    def first(self, number: int) -> dict[str, Tensor]:
-        """Return the first `number` slots, by layer and sorted."""
-        counts = torch.bincount(self.owners[:number], minlength=len(self.slots)).tolist()
-        return {
-            name: slots[:size].sort().values
-            for (name, slots), size in zip(self.slots.items(), counts, strict=True)
-        }
+    def owner(self, place: int) -> str:
+        """Return the layer of the slot at a place."""
+        return self.names[int(self.owners[place])]
 
-    def close(self, is_open: dict[str, Tensor], number: int) -> dict[str, Tensor]:
-        """Return the gates after closing the first `number` slots."""
-        closed = self.first(number)
+    def counts(self, number: int) -> dict[str, int]:
+        """Return how many of the first `number` slots are each layer's."""
+        counts = torch.bincount(self.owners[:number], minlength=len(self.names))
+        return dict(zip(self.names, counts.tolist(), strict=True))
+
+    def first(self, counts: Mapping[str, int]) -> dict[str, Tensor]:
+        """Return so many of each layer's slots, in the order of the queue, sorted."""
+        return {name: self.slots[name][:size].sort().values for name, size in counts.items()}
+
+    def close(self, is_open: dict[str, Tensor], counts: Mapping[str, int]) -> dict[str, Tensor]:
+        """Return the gates after closing so many of each layer's slots."""
+        closed = self.first(counts)
         return {name: gate.index_fill(0, closed[name], False) for name, gate in is_open.items()}
 
 

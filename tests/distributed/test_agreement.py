@@ -84,6 +84,29 @@ def agree(rank):
         "corrupted": recover_from_corruption(rank),
         "shift": draw_shifts(rank),
         "forward": broadcast_at_forward(rank),
+        "budget": keep_a_budget(rank),
+    }
+
+
+def keep_a_budget(rank):
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model = conv_net(width=64)
+    if rank:  # would decide otherwise, were it asked
+        with torch.no_grad():
+            for layer in select_layers(model).values():
+                layer.weight.copy_(torch.randn_like(layer.weight))
+    allocator = sc.ChannelAllocator(
+        model, total_epochs=2, stop_at=1.0, seed=rank, target_params=0.5,
+        example_input=torch.zeros(1, 3, 8, 8),
+    )  # fmt: skip
+    reports = [allocator.step(epoch).plan.to_dict() for epoch in range(2)]
+    return {
+        "reports": reports,
+        "allocation": allocation_of(model),
+        "state": allocator.state_dict(),
+        "params": sc.count(model, torch.zeros(1, 3, 8, 8)).params,
+        "dense": allocator.budget.dense,
     }
 
 

@@ -135,8 +135,7 @@ def _largest_damage(layer: nn.Module, moments: Moments, damage: str) -> Tensor:
 def _input_moments(node: Any, known: dict[Any, Moments | None]) -> Moments | None:
     """Find mean and variance of what a conv or linear reads."""
     layer = node.module
-    # A linear's second input is its own transposed weight.
-    inputs = [other for other in node.inputs if _operation(other) != "TBackward0"]
+    inputs = _inputs(node)
     if not inputs:
         zeros = layer.get_parameter("weight").new_zeros(_num_inputs(layer))
         return zeros, zeros + 1
@@ -165,7 +164,7 @@ def _find_moments(node: Any, known: dict[Any, Moments | None]) -> Moments | None
         return module.bias, module.weight.square()
     if isinstance(module, nn.modules.conv._ConvNd | nn.Linear):
         return _after_layer(node, known)
-    before = [_moments(other, known) for other in node.inputs]
+    before = [_moments(other, known) for other in _inputs(node)]
     found = [moments for moments in before if moments is not None]
     if not found or len(found) < len(before):
         return None
@@ -180,7 +179,7 @@ def _find_moments(node: Any, known: dict[Any, Moments | None]) -> Moments | None
         means, variances = zip(*found, strict=True)
         return torch.stack(means).sum(dim=0), torch.stack(variances).sum(dim=0)
     is_kept = isinstance(module, torch_pruning.ops._ReshapeOp) or any(
-        name in operation for name in (*_POOLS, *_UNBATCHED)
+        name in operation for name in _POOLS
     )
     return found[0] if is_kept and len(found) == 1 else None
 
@@ -208,6 +207,17 @@ def _activate(moments: Moments, act: Any) -> Moments:
     first = expected_activation(mean, std, act)
     second = expected_activation(mean, std, lambda x: act(x).square())
     return first, (second - first.square()).clamp(min=0)
+
+
+def _inputs(node: Any) -> list[Any]:
+    """Return the nodes that a node reads."""
+    inputs: list[Any] = []
+    for other in node.inputs:
+        if _operation(other).startswith(_UNBATCHED):
+            inputs += _inputs(other)
+        elif _operation(other) != "TBackward0":  # a linear's own weight, transposed
+            inputs.append(other)
+    return inputs
 
 
 def _operation(node: Any) -> str:

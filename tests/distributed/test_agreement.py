@@ -208,6 +208,14 @@ def test_shifts_are_those_of_rank_0(agreed):
     assert_same(first["resumed"], first["fresh"])
 
 
+def test_a_budget_is_rank_0s(agreed):
+    first, second = (results["budget"] for results in agreed)
+    assert_same(second, first)
+    assert all(first["reports"])
+    assert first["state"]["budget"]["gamma"] > 0
+    assert first["params"] == pytest.approx(0.5 * first["dense"], rel=0.01)
+
+
 def test_ddps_own_broadcast_of_the_buffers_is_noticed(agreed):
     first, second = (results["forward"] for results in agreed)
     assert_same(second["before"], first["before"])

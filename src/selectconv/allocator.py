@@ -296,6 +296,8 @@ class ChannelAllocator:
             plan = self._agree(decide, generator)
             self._do(plan, epoch)
         self.generator.set_state(generator.get_state())
+        if self.budget is not None and is_scheduled:
+            self.budget.gamma = self.budget.solved
         return plan
 
     def _copy_generator(self) -> torch.Generator:
@@ -479,7 +481,7 @@ class ChannelAllocator:
             try:
                 content: dict[str, Any] = {"plan": decide().to_dict()}
                 content["generator"] = generator.get_state().tolist()
-                content["gamma"] = None if self.budget is None else self.budget.gamma
+                content["gamma"] = None if self.budget is None else self.budget.solved
             except Exception as error:  # whatever it is, the other ranks wait for a message
                 failed = error
                 content = {"error": str(error)}
@@ -498,7 +500,7 @@ class ChannelAllocator:
             raise AllocationError(f"rank 0: {content['error']}")
         generator.set_state(torch.tensor(content["generator"], dtype=torch.uint8))
         if self.budget is not None:
-            self.budget.gamma = content["gamma"]
+            self.budget.solved = content["gamma"]
         return AllocationPlan.from_dict(content["plan"])
 
     def _broadcast_allocation(self) -> None:

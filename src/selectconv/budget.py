@@ -29,6 +29,7 @@ TOLERANCE = 0.01
 """How far from the target, as a part of it, a run may end without a warning."""
 
 
+_NEAR = 1 + TOLERANCE / 2  # after the last acting epoch, only more than this is corrected
 _LOOK_AHEAD = 64  # slots further on in the queue that are tried to come nearer to a budget
 
 
@@ -88,6 +89,7 @@ class Budget:
 
     Attributes:
         gamma: what the last step solved for; None before the first.
+        solved: what the last plan solved for, which may have been a preview.
 
     Raises:
         CompressionError: the model cannot be counted.
@@ -103,6 +105,7 @@ class Budget:
         self.fraction = fraction
         self.num_steps = num_steps
         self.gamma: float | None = None
+        self.solved: float | None = None
         # Plans are tried on a copy. What it computes does not matter, only its allocation.
         shadow = copy.deepcopy(model).eval()
         self._shadow = {
@@ -150,8 +153,8 @@ class Budget:
         is_open = {name: layer.gate.cpu() for name, layer in layers.items()}
         budget = self.at(step.epoch)
         is_last = step.epoch + 1 >= self.num_steps
-        is_over = self._count(is_open) > (1 + TOLERANCE / 2) * self.target
-        if step.epoch >= self.num_steps and not is_over:
+        self.solved = self.gamma
+        if step.epoch >= self.num_steps and self._count(is_open) <= _NEAR * self.target:
             return AllocationPlan()
         queue = _Queue(layers, step)
         reopens = step.rule is not None and not is_last
@@ -159,7 +162,7 @@ class Budget:
         number = self._solve(queue, is_open, budget - fall)
         if reopens:
             number = max(number, queue.number_at(step.gamma))
-        self.gamma = queue.gamma_at(number)
+        self.solved = queue.gamma_at(number)
         counts = queue.counts(number)
         if not reopens:
             counts = self._fill(queue, is_open, number, budget)

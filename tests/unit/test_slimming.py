@@ -118,6 +118,7 @@ def test_what_is_never_cut():
     ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:.*slimming reached:UserWarning")
 def test_a_cut_network_is_rebuilt_from_its_weights():
     model = sparse_net("condensenet182").eval()
     slim(model).step(1)
@@ -150,10 +151,6 @@ def test_a_target_that_cannot_be_reached_says_the_closest():
 
 
 def test_a_target_between_two_widths_warns():
-    model = sc.create_model("densenet40", growth_rate=1, units=(1, 1))
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.uniform_(module.weight)
-    slimmer = slim(model, target_macs=0.87)
-    with pytest.warns(sc.SelectConvWarning, match=r"slimming reached 0\.\d+ .* closest to 0\.870"):
+    slimmer = slim(sparse_net("condensenet182"))  # its grouped convs lose four channels at a time
+    with pytest.warns(sc.SelectConvWarning, match=r"slimming reached 0\.\d+ .* closest to 0\.600"):
         slimmer.step(1)

@@ -217,6 +217,8 @@ class Budget:
         if number == 0 or miss <= TOLERANCE / 2 * budget:
             return best
         counts, passed = queue.counts(number - 1), set[str]()
+        if (without := abs(count(counts) - budget)) < miss:
+            best, miss = counts, without
         for place in range(number - 1, min(number + _LOOK_AHEAD, len(queue))):
             name = queue.owner(place)
             if name in passed:

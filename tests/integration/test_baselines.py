@@ -153,6 +153,18 @@ def test_a_run_with_a_budget_ends_at_it(kind, name, folders):
     assert getattr(found, name) / getattr(dense, name) == pytest.approx(0.6, rel=0.01)
 
 
+@pytest.mark.parametrize("kind", RUNS)
+def test_compress_writes_what_the_run_ended_with(kind, folders, tmp_path, capsys):
+    folder, file = finished(kind, folders), tmp_path / "small.safetensors"
+    assert main(["compress", str(folder), "--out", str(file)]) == 0
+    model, small = load_run(folder), sc.load_compressed(file)
+    x = torch.randn(3, *IMAGE.shape[1:])
+    torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-5)
+    if kind == "lgc":
+        condense(model)
+    assert sc.count(small, IMAGE).params == sc.count(model, IMAGE).params
+
+
 def test_the_plan_names_the_method(capsys):
     for kind, words in (
         ("lgc", "learned group convolutions"),

@@ -158,7 +158,7 @@ class CondensedConv2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute what the learned group conv computes."""
-        y: Tensor = self.conv(x.index_select(1, self.index))
+        y: Tensor = self.conv(torch.index_select(x, 1, self.index))
         # The channel shuffle: from one group after the other to one filter of each group in turn.
         by_group: Tensor = y.unflatten(1, (self.conv.groups, -1))
         return by_group.transpose(1, 2).flatten(1, 2)

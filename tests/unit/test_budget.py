@@ -119,7 +119,9 @@ def test_protected_slots_and_the_floor_stay_open():
     slots, _ = _closing_order(conv, "mean", protected)
     assert not {1, 4} & set(slots.tolist())
     assert len(slots) == 18, "the two protected ones are the floor's"
+    assert len(_closing_order(conv, "mean", None)[0]) == 18
     conv.close(range(5, 20))
+    assert len(_closing_order(conv, "mean", None)[0]) == 3
     slots, _ = _closing_order(conv, "mean", protected)
     assert len(slots) == 3
     conv.close([0, 2, 3])

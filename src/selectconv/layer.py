@@ -401,8 +401,11 @@ class SelectConvNd(nn.modules.conv._ConvNd):
             ("opened", plan.opened),
             ("source", plan.source),
         ):
-            outside = slots[(slots < 0) | (slots >= self.in_channels)].tolist()
-            if outside:
+            if len(slots) == 0:
+                continue
+            low, high = torch.aminmax(slots)
+            if int(low) < 0 or int(high) >= self.in_channels:
+                outside = slots[(slots < 0) | (slots >= self.in_channels)].tolist()
                 raise AllocationError(
                     f"`{what}` names {outside[:5]}; the layer has 0 to {self.in_channels - 1}."
                 )
@@ -427,7 +430,6 @@ class SelectConvNd(nn.modules.conv._ConvNd):
         if bool(still_open.any()):
             raise AllocationError(f"slots {plan.opened[still_open].tolist()[:5]} are open already.")
 
-    @torch.no_grad()
     def apply_plan(self, plan: LayerPlan) -> None:
         """Carry out a plan: close, then re-open with weights and shifts of their own.
 
@@ -435,6 +437,11 @@ class SelectConvNd(nn.modules.conv._ConvNd):
             AllocationError: the plan does not fit the layer; nothing was changed.
         """
         self.check_plan(plan)
+        self.apply_checked_plan(plan)
+
+    @torch.no_grad()
+    def apply_checked_plan(self, plan: LayerPlan) -> None:
+        """Carry out a plan that `check_plan` has accepted."""
         # Drawn before anything changes: a seed may be refused.
         weight = self.weight.new_zeros(()) if plan.weight_seed is None else self._draw_weight(plan)
         device = self.weight.device

@@ -23,6 +23,7 @@ from selectconv.allocation import (
 from selectconv.checks import check_choice, check_fraction, check_tensor
 from selectconv.ecdm import ecdm, normalize_ecdm, rms_damage
 from selectconv.errors import AllocationError, MeanSourceError
+from selectconv.kernels import triton_select
 from selectconv.mean_source import MeanSource, ObservedMean
 from selectconv.shift import can_read, reroute
 
@@ -172,6 +173,9 @@ class SelectConvNd(nn.modules.conv._ConvNd):
             self._observe(input)
         if not can_read(self.gate):
             # No look at the buffers' values: one graph serves every allocation.
+            return self._convolve(self._reroute(input, self._rerouted()), self._open_weight())
+        if triton_select.can_run(self._batched(input)):
+            # Nor here, where a look would make the host wait for the GPU, layer by layer.
             return self._convolve(self._reroute(input, self._rerouted()), self._open_weight())
         any_closed, any_rerouted, any_shifted = self._read_allocation()
         if any_rerouted and kernels.can_run(self._batched(input)):
@@ -548,7 +552,8 @@ class SelectConvNd(nn.modules.conv._ConvNd):
         if x.ndim == self.weight.ndim - 1:  # an unbatched input, which convs accept
             return self._reroute(x[None], rerouted)[0]
         shifted = None if self.shift is None else self.shifted & rerouted
-        return reroute(x, self.index, self.shift, shifted)
+        run = triton_select.select if triton_select.can_run(x) else reroute
+        return run(x, self.index, self.shift, shifted)
 
     def _open_weight(self) -> Tensor:
         """The weight with zeros where slots are closed: cheaper than zeros in the input."""

@@ -5,6 +5,7 @@ own operations. `describe_path` says which one runs, and why.
 """
 
 from selectconv.kernels.cpu import can_run, norm_relu_select, select, tap
-from selectconv.kernels.switch import describe_path, simple_path
+from selectconv.kernels.describe import describe_path
+from selectconv.kernels.switch import simple_path
 
 __all__ = ["can_run", "describe_path", "norm_relu_select", "select", "simple_path", "tap"]

@@ -5,8 +5,6 @@ from contextlib import contextmanager
 
 import torch
 
-from selectconv.kernels.build import load_kernel
-
 _is_simple = False
 
 
@@ -16,8 +14,8 @@ def simple_path() -> Iterator[None]:
 
     Example:
         >>> with simple_path():
-        ...     describe_path(torch.device("cpu"))
-        "torch's operations: simple_path() is on"
+        ...     is_simple()
+        True
     """
     global _is_simple
     before, _is_simple = _is_simple, True
@@ -44,15 +42,3 @@ def is_watched() -> bool:
         or torch._C._are_functorch_transforms_active()
         or torch.autograd.forward_ad._current_level >= 0
     )
-
-
-def describe_path(device: torch.device) -> str:
-    """Say in a line which path selective layers take on a device in eager mode, and why."""
-    if _is_simple:
-        return "torch's operations: simple_path() is on"
-    if device.type == "cpu":
-        kernel = load_kernel()
-        if kernel.library is not None:
-            return kernel.about
-        return f"torch's operations: {kernel.about}"
-    return f"torch's operations: no kernel for {device.type}"

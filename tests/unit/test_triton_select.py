@@ -125,8 +125,9 @@ class TestSelect:
         out = triton_select.select(x, index, shift, shifted)
         assert out.isnan().all(dim=(2, 3)).tolist() == [[False, True, False, False]]
 
-    def test_any_strides_of_input_and_gradient_do(self):
+    def test_any_strides_do(self):
         _, index, shift, shifted = make("one image")
+        index, shift = index.repeat_interleave(2)[::2], shift.T.contiguous().T
         x = torch.randn(2, 3, 4, 10)[..., ::2].transpose(2, 3).requires_grad_()
         out = triton_select.select(x, index, shift, shifted)
         assert torch.equal(out, reroute(x, index, shift, shifted))

@@ -76,7 +76,10 @@ def _find_obstacle(device: torch.device, is_interpreted: bool) -> str | None:
 
 def select(x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | None) -> Tensor:
     """Compute `selectconv.shift.reroute(x, index, shift, shifted)`, in float32, without checks."""
-    return _Select.apply(x, shift, index, shifted)  # type: ignore[no-any-return, no-untyped-call]
+    if shift is None or shifted is None:
+        return _Select.apply(x, None, index.contiguous(), None)  # type: ignore[no-any-return, no-untyped-call]
+    allocation = (shift.contiguous(), index.contiguous(), shifted.contiguous())
+    return _Select.apply(x, *allocation)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Select(torch.autograd.Function):
@@ -84,8 +87,6 @@ class _Select(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, shift: Tensor | None, index: Tensor, shifted: Tensor | None
     ) -> Tensor:
-        if shift is None or shifted is None:
-            shift = shifted = None
         ctx.save_for_backward(x, shift, index, shifted)
         shape = (x.shape[0], len(index), *x.shape[2:])
         out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=_format(x))
@@ -117,11 +118,11 @@ class _Select(torch.autograd.Function):
             first = torch.searchsorted(read, torch.arange(x.shape[1] + 1, device=x.device))
             tensors = (grad, readers, first, shift, shifted, grad_x)
             _launch(_kernels().backward_x, grad_x, tensors, grad, grad_x)
-        if needs_shift and shift is not None:
+        if needs_shift:
             parts = torch.empty((len(x), *shift.shape), dtype=torch.float32, device=x.device)
             tensors = (x, grad, index, shift, shifted, parts)
             _launch(_kernels().backward_shift, grad, tensors, x, grad, whole_planes=True)
-            grad_shift = parts.sum(0).to(shift.dtype)
+            grad_shift = parts.sum(0)
         return grad_x, grad_shift, None, None
 
 

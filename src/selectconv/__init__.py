@@ -17,7 +17,13 @@ from selectconv.errors import (
     SelectConvWarning,
 )
 from selectconv.layer import SelectConv1d, SelectConv2d, SelectConv3d
-from selectconv.mean_source import BatchNormMean, ConcatMean, ConstantMean, ObservedMean
+from selectconv.mean_source import (
+    BatchNormMean,
+    ConcatMean,
+    ConstantMean,
+    ObservedMean,
+    SelectedMean,
+)
 from selectconv.param_groups import param_groups
 from selectconv.zoo import create_model, list_models
 
@@ -42,6 +48,7 @@ __all__ = [
     "SelectConv3d",
     "SelectConvError",
     "SelectConvWarning",
+    "SelectedMean",
     "__version__",
     "convert",
     "create_model",

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import UninitializedParameter
 
 from selectconv.checks import check_choice, check_count
 from selectconv.errors import ConversionError, MeanSourceError, SelectConvWarning
@@ -20,6 +21,7 @@ from selectconv.mean_source import MeanSource, ObservedMean
 _log = logging.getLogger(__name__)
 
 REALLOCS = ("all", "pointwise", "none")
+_PARALLEL_WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
 _MIN_CHANNELS = 8
 _SELECTIVE: dict[type[nn.Module], type[SelectConvNd]] = {
     nn.Conv1d: SelectConv1d,
@@ -42,13 +44,15 @@ def convert(
     least `min_channels` inputs, is reached by the forward, is not depthwise, is not seen to work on
     1x1 maps only, and is not fed with raw input. E[X] comes from the closed form where the model's
     graph shows batch norm -> activation -> conv, also through concatenation, dropout, average
-    pooling and zero-padded channels; everywhere else it is observed in training.
-    `sc.describe(model)` lists the outcome.
+    pooling, upsampling, zero-padded, split and shuffled channels; everywhere else it is observed in
+    training. `sc.describe(model)` lists the outcome.
 
     Args:
-        model: any model. Hooks, training flag, device and dtype are kept.
+        model: any model. Hooks, training flag, device and dtype are kept. What `torch.compile`
+            wrapped is converted inside; convert before wrapping for data parallelism.
         example_input: a tensor, or a tuple of arguments, or a dict of keyword arguments, to see the
-            sizes of maps and which convs work on raw input; it runs in evaluation mode. Optional.
+            sizes of maps, which convs work on raw input, and the parts of a model that cannot be
+            traced as a whole; it runs in evaluation mode. Optional.
         where: `where(name, conv)` chooses among the eligible convs.
         min_channels: convs with fewer inputs stay plain.
         realloc: "all" convs re-allocate, only 1x1 convs do ("pointwise"), or none ("none").
@@ -57,8 +61,8 @@ def convert(
         The same model object.
 
     Raises:
-        ConversionError: nothing to convert, or the model fails on `example_input`; the model was
-            left as it was.
+        ConversionError: nothing to convert, the model fails on `example_input`, or is wrapped for
+            data parallelism; the model was left as it was.
         TypeError, ValueError: an argument that is not accepted.
 
     Example:
@@ -70,23 +74,28 @@ def convert(
         >>> type(convert(model, torch.randn(1, 3, 8, 8))[3]).__name__
         'SelectConv2d'
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
+    root = _unwrapped(model)
+    if type(root).__name__ in _PARALLEL_WRAPPERS:
+        raise ConversionError(
+            f"`model` is wrapped in {type(root).__name__}, which would not see the new parameters: "
+            "convert the model itself, then wrap it."
+        )
     check_count("min_channels", min_channels, 1)
     check_choice("realloc", realloc, REALLOCS)
-    with torch.random.fork_rng(_cuda_devices(model)):  # a forward may draw
-        seen = {} if example_input is None else _watch(model, example_input)
-        graph = trace(model)
+    with torch.random.fork_rng(_cuda_devices(root)):  # a forward may draw
+        run = None if example_input is None else _watch(root, example_input)
+        graph = trace(root, None if run is None else run.calls)
+    seen = {} if run is None else run.convs
     if graph.failure is not None:
         _log.info("the model cannot be traced, so means are observed: %s", graph.failure)
-    owners = _weight_owners(model)
+    owners = _weight_owners(root)
     chosen: dict[str, nn.Module] = {}
     refused: dict[str, str] = {}
-    for name, conv in model.named_modules():
+    for name, conv in root.named_modules():
         if not isinstance(conv, _ConvNd) or isinstance(conv, SelectConvNd):
             continue
         reason = _why_not(conv, min_channels)
-        if conv is model:
+        if conv is root:
             reason = "is the model itself: use its SelectConv class's from_conv"
         reason = reason or _why_not_here(conv, graph, seen.get(id(conv)), owners)
         if reason is None and where is not None and not where(name, conv):
@@ -96,7 +105,7 @@ def convert(
         else:
             refused[name] = reason
     if not chosen:
-        if any(isinstance(module, SelectConvNd) for module in model.modules()):
+        if any(isinstance(module, SelectConvNd) for module in root.modules()):
             message = "the model is converted already; nothing was changed."
             warnings.warn(message, SelectConvWarning, stacklevel=2)
             return model
@@ -108,8 +117,8 @@ def convert(
         for conv in chosen.values()
     }
     for name, reason in refused.items():
-        model.get_submodule(name)._selectconv_skipped = reason  # type: ignore[assignment]
-    for parent in list(model.modules()):
+        root.get_submodule(name)._selectconv_skipped = reason  # type: ignore[assignment]
+    for parent in list(root.modules()):
         for child, conv in list(parent._modules.items()):
             if id(conv) in layers:  # a shared conv becomes one shared layer
                 parent._modules[child] = layers[id(conv)]
@@ -192,13 +201,12 @@ def describe(model: nn.Module) -> Description:
         >>> len(rows), rows[0].skipped, rows[1].source
         (37, '3 inputs, fewer than min_channels=8', 'batch norm + relu')
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
     rows = []
-    for name, conv in model.named_modules():
+    for name, conv in _unwrapped(model).named_modules():
         if not isinstance(conv, _ConvNd):
             continue
-        shape = tuple(conv.weight.shape)
+        is_lazy = isinstance(conv.weight, UninitializedParameter)
+        shape = () if is_lazy else tuple(conv.weight.shape)
         if not isinstance(conv, SelectConvNd):
             why = (
                 getattr(conv, "_selectconv_skipped", None)
@@ -237,8 +245,21 @@ class _Seen:
     is_raw: bool = False
 
 
-def _watch(model: nn.Module, example_input: Any) -> dict[int, _Seen]:
-    """Run the example input and watch what reaches each conv."""
+@dataclass(frozen=True)
+class _Run:
+    """What running the example input showed, by `id(module)`.
+
+    Attributes:
+        convs: the convs that it reached.
+        calls: how often each module was called.
+    """
+
+    convs: dict[int, _Seen]
+    calls: dict[int, int]
+
+
+def _watch(model: nn.Module, example_input: Any) -> _Run:
+    """Run the example input and watch what is called, and what reaches each conv."""
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = {}
     if isinstance(example_input, Mapping):
@@ -246,16 +267,22 @@ def _watch(model: nn.Module, example_input: Any) -> dict[int, _Seen]:
     else:
         args = tuple(example_input) if isinstance(example_input, tuple | list) else (example_input,)
     raw = {id(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)}
-    seen: dict[int, _Seen] = {}
+    run = _Run({}, {})
 
-    def watch(conv: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def watch(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        run.calls[id(module)] = run.calls.get(id(module), 0) + 1
+        if not isinstance(module, _ConvNd):
+            return
         x = inputs[0] if inputs else keywords["input"]
-        before = seen.get(id(conv), _Seen())
+        before = run.convs.get(id(module), _Seen())
         is_point = all(size == 1 for size in x.shape[2:])
-        seen[id(conv)] = _Seen(before.only_points and is_point, before.is_raw or id(x) in raw)
+        run.convs[id(module)] = _Seen(
+            before.only_points and is_point, before.is_raw or id(x) in raw
+        )
 
-    convs = [module for module in model.modules() if isinstance(module, _ConvNd)]
-    handles = [conv.register_forward_pre_hook(watch, with_kwargs=True) for conv in convs]
+    handles = [
+        module.register_forward_pre_hook(watch, with_kwargs=True) for module in model.modules()
+    ]
     try:
         with torch.no_grad(), _evaluating(model):
             model(*args, **kwargs)
@@ -264,7 +291,7 @@ def _watch(model: nn.Module, example_input: Any) -> dict[int, _Seen]:
     finally:
         for handle in handles:
             handle.remove()
-    return seen
+    return run
 
 
 @contextmanager
@@ -277,6 +304,14 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in flags:
             module.training = training
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Take a model out of torch.compile's wrapper."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
+    inner = getattr(model, "_orig_mod", model)
+    return inner if isinstance(inner, nn.Module) else model
 
 
 def _cuda_devices(model: nn.Module) -> list[int]:
@@ -295,6 +330,8 @@ def _weight_owners(model: nn.Module) -> dict[int, int]:
 
 def _why_not(conv: _ConvNd, min_channels: int) -> str | None:
     """Say why a conv cannot be selective wherever it stands."""
+    if isinstance(conv._parameters.get("weight"), UninitializedParameter):
+        return "not initialised: give `example_input`, or run the model once"
     if type(conv) not in _SELECTIVE:
         if conv.transposed:
             return "transposed"

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import pytest
 from torch import nn
 
+import torchvision_shim
+
 CLASSES = 4
 
 
@@ -21,6 +23,7 @@ class Architecture:
     side: int = 32
 
     def create(self) -> nn.Module:
+        torchvision_shim.install()  # a spawned process runs no conftest
         pytest.importorskip(self.package, reason=f"{self.package} is not installed")
         return self.build()
 

@@ -38,7 +38,7 @@ def train_in_parallel(rank, name):
     sc.convert(model, batch(0, 0, architecture.side))
     wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(sc.param_groups(model), lr=1e-3, momentum=0.9)
-    allocator = sc.ChannelAllocator(wrapped, optimizer, total_epochs=10, gamma=0.02)
+    allocator = sc.ChannelAllocator(wrapped, optimizer, total_epochs=10, gamma=0.1)
     reports = []
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -83,7 +83,7 @@ def refusal():
 def ranks(tmp_path_factory):
     pytest.importorskip("timm", reason="timm is not installed")
     pytest.importorskip("torchvision", reason="torchvision is not installed")
-    return spawn(work, tmp_path_factory.mktemp("ranks"))
+    return spawn(work, tmp_path_factory.mktemp("ranks"), timeout_s=110)  # both import timm
 
 
 @pytest.mark.parametrize("name", NAMES)

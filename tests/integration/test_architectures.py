@@ -91,9 +91,7 @@ def test_architecture(name):
 
     optimizer = torch.optim.SGD(sc.param_groups(model), lr=1e-3, momentum=0.9)
     # No cap on copies: with 32 of them three sources serve 99 slots, and a fifth may be more.
-    allocator = sc.ChannelAllocator(
-        model, optimizer, total_epochs=10, gamma=1e-5, max_copies=None
-    )
+    allocator = sc.ChannelAllocator(model, optimizer, total_epochs=10, gamma=1e-5, max_copies=None)
     model.train()
     for layer in layers.values():
         silence(layer)

@@ -1,4 +1,4 @@
-"""Networks of timm and torchvision for the tests: the smallest member of each family, or a narrow one.
+"""Networks of timm and torchvision for the tests: the smallest of each family, or a narrow one.
 
 Both packages are needed by tests only; a missing one is a skip.
 """

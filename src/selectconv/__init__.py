@@ -8,7 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from selectconv import functional
 from selectconv.allocation import AllocationPlan
 from selectconv.allocator import AllocationReport, ChannelAllocator
-from selectconv.convert import convert, describe
+from selectconv.convert import convert
+from selectconv.description import describe
 from selectconv.errors import (
     AllocationError,
     ConversionError,

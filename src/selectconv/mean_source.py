@@ -167,8 +167,7 @@ class ConcatMean:
         return torch.cat([moment.to(like) for moment in moments])
 
     def __repr__(self) -> str:
-        names = list(dict.fromkeys(map(repr, self.parts)))
-        return f"concat of {len(self.parts)}: {', '.join(names)}"
+        return f"concat of {len(self.parts)}: {', '.join(_kinds(self))}"
 
 
 class SelectedMean:
@@ -222,7 +221,9 @@ class SelectedMean:
         return moment[torch.tensor(self.index, device=moment.device)]
 
     def __repr__(self) -> str:
-        return f"{self.num_channels} channels of {self.part!r}"
+        return (
+            f"{self.num_channels} of {self.part.num_channels} channels: {', '.join(_kinds(self))}"
+        )
 
 
 class ObservedMean:
@@ -292,6 +293,15 @@ class ObservedMean:
 
 ClosedForm = BatchNormMean | ConstantMean | ConcatMean | SelectedMean
 MeanSource = ClosedForm | ObservedMean
+
+
+def _kinds(source: ClosedForm) -> list[str]:
+    """Name what a source is made of, each kind once."""
+    if isinstance(source, SelectedMean):
+        return _kinds(source.part)
+    if isinstance(source, ConcatMean):
+        return list(dict.fromkeys(kind for part in source.parts for kind in _kinds(part)))
+    return [repr(source)]
 
 
 def _moments(x: Tensor) -> tuple[int, Tensor, Tensor]:

@@ -127,7 +127,11 @@ def test_batch_norm_mean_refuses_what_it_cannot_read():
         (BatchNormMean(nn.BatchNorm2d(2), None), "batch norm"),
         (ConstantMean(0.5, 2), "constant 0.5"),
         (ObservedMean(), "observed"),
-        (SelectedMean(ConstantMean(1, 4), [0, 3, 3]), "3 channels of constant 1"),
+        (
+            ConcatMean([SelectedMean(ConcatMean([ConstantMean(1, 4)]), [0]), ConstantMean(1, 2)]),
+            "concat of 2: constant 1",
+        ),
+        (SelectedMean(ConstantMean(1, 4), [0, 3, 3]), "3 of 4 channels: constant 1"),
         (
             ConcatMean([ConstantMean(0, 1), ConstantMean(0, 2), ConstantMean(1, 1)]),
             "concat of 3: constant 0, constant 1",

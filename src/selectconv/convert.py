@@ -89,7 +89,10 @@ def convert(
         graph = trace(root, None if run is None else run.calls)
     seen = {} if run is None else run.convs
     if graph.failure is not None:
-        _log.info("the model cannot be traced, so means are observed: %s", graph.failure)
+        _log.info(
+            "the model cannot be traced, so means that no part of it shows are observed: %s",
+            graph.failure,
+        )
     owners = weight_owners(root)
     chosen: dict[str, nn.Module] = {}
     refused: dict[str, str] = {}

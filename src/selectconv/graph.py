@@ -34,7 +34,7 @@ from selectconv.operations import (
     setting,
     writes_into,
 )
-from selectconv.rearrangement import is_rearrangement, moved_channels, start_of
+from selectconv.rearrangement import is_rearrangement, moved_channels
 
 
 class _Proxy(fx.Proxy):
@@ -252,7 +252,11 @@ class _Walk:
         return is_view and any(self._is_writer(further, user) for further in user.users)
 
     def _rearranged(self, node: fx.Node, acts: tuple[Activation, ...]) -> ClosedForm | None:
-        start = start_of(node, self._module)
+        start: Any = node
+        while isinstance(start, fx.Node) and is_rearrangement(start, self._module(start)):
+            if self._is_overwritten(start):
+                return None
+            start = argument(start)
         if differ_by_channel(acts) or not isinstance(start, fx.Node):
             return None
         source = self.closed_form(start, acts, None)

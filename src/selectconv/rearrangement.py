@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from selectconv.operations import argument
-
 _FUNCTIONS = (
     torch.chunk, torch.split, torch.tensor_split, torch.unbind, torch.narrow, torch.select,
     torch.transpose, torch.swapaxes, torch.permute, torch.movedim, torch.reshape, torch.flatten,
@@ -47,14 +45,6 @@ def is_rearrangement(node: fx.Node, module: nn.Module | None) -> bool:
     if node.op == "call_method":
         return node.target in _METHODS
     return node.op == "call_function" and node.target in _FUNCTIONS
-
-
-def start_of(node: fx.Node, module_of: Callable[[fx.Node], nn.Module | None]) -> Any:
-    """Follow rearrangements back to the tensor that they start from."""
-    current: Any = node
-    while isinstance(current, fx.Node) and is_rearrangement(current, module_of(current)):
-        current = argument(current)
-    return current
 
 
 def moved_channels(

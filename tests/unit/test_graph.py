@@ -364,6 +364,12 @@ def discard(write):
     return run
 
 
+def overwrite_half(net, x):
+    halves = net.bn(x).chunk(2, dim=1)
+    halves[0].mul_(2.0)
+    return net.conv(halves[0])
+
+
 def partly_zeros(net, x):
     y = net.bn(x)
     others = torch.zeros_like(y[:, :4])
@@ -453,6 +459,7 @@ NOT_ACCEPTED = {
     "sum written over, by operator": (discard(lambda y, x: operator.iadd(y, x)), {}, 8),
     "part written over": (discard(lambda y, x: operator.setitem(y, (0, 2), 0.0)), {}, 8),
     "zeros that are written into": (lambda n, x: n.conv(partly_zeros(n, x)), {}, 12),
+    "half of it written over": (overwrite_half, {}, 4),
     "written over through a view": (
         discard(lambda y, x: y.view(y.shape).chunk(2, 1)[0].mul_(2.0)), {}, 8,
     ),

@@ -24,7 +24,17 @@ TIERS = {
         "mean_source",
         "layer",
     },
-    1: {"allocator", "graph", "convert", "param_groups", "cost"},
+    1: {
+        "allocator",
+        "operations",
+        "rearrangement",
+        "graph",
+        "eligibility",
+        "convert",
+        "description",
+        "param_groups",
+        "cost",
+    },
     2: {"zoo", "data"},  # whole folders
     3: {"train"},
     4: {"cli", "__init__", "__main__"},

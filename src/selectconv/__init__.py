@@ -8,7 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from selectconv import functional
 from selectconv.allocation import AllocationPlan
 from selectconv.allocator import AllocationReport, ChannelAllocator
-from selectconv.convert import convert, describe
+from selectconv.convert import convert
+from selectconv.description import describe
 from selectconv.errors import (
     AllocationError,
     ConversionError,
@@ -17,7 +18,13 @@ from selectconv.errors import (
     SelectConvWarning,
 )
 from selectconv.layer import SelectConv1d, SelectConv2d, SelectConv3d
-from selectconv.mean_source import BatchNormMean, ConcatMean, ConstantMean, ObservedMean
+from selectconv.mean_source import (
+    BatchNormMean,
+    ConcatMean,
+    ConstantMean,
+    ObservedMean,
+    SelectedMean,
+)
 from selectconv.param_groups import param_groups
 from selectconv.zoo import create_model, list_models
 
@@ -42,6 +49,7 @@ __all__ = [
     "SelectConv3d",
     "SelectConvError",
     "SelectConvWarning",
+    "SelectedMean",
     "__version__",
     "convert",
     "create_model",

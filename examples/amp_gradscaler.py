@@ -9,11 +9,12 @@ from digits import TEST, accuracy, batches, small_cnn
 
 import selectconv as sc
 
-EPOCHS = 4
+EPOCHS = 3
 device = "cuda" if torch.cuda.is_available() else "cpu"
 dtype = torch.float16 if device == "cuda" else torch.bfloat16
 
-model = sc.convert(small_cnn().to(device), TEST[0][:1].to(device))
+model = small_cnn().to(device, memory_format=torch.channels_last)
+sc.convert(model, TEST[0][:1].to(device))
 optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.05, momentum=0.9)
 allocator = sc.ChannelAllocator(model, optimizer, total_epochs=EPOCHS, gamma=0.1, grace=2)
 scaler = torch.amp.GradScaler(device)
@@ -23,7 +24,8 @@ for epoch in range(EPOCHS):
     for images, labels in batches():
         optimizer.zero_grad()
         with torch.autocast(device, dtype=dtype):
-            loss = F.cross_entropy(model(images.to(device)), labels.to(device))
+            inputs = images.to(device, memory_format=torch.channels_last)
+            loss = F.cross_entropy(model(inputs), labels.to(device))
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()

@@ -25,7 +25,7 @@ allocator = sc.ChannelAllocator(
 
 @torch.no_grad()
 def follow() -> None:
-    """Average the weights and batch norm's statistics; the allocation is the allocator's to copy."""
+    """Average weights and batch norm's statistics; the allocation is for the allocator to copy."""
     averages, now = ema.state_dict(), model.state_dict()
     for name, average in averages.items():
         if average.is_floating_point():

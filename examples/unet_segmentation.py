@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import selectconv as sc
 
-EPOCHS = 5
+EPOCHS = 4
 SIZE = 24
 
 
@@ -15,10 +15,10 @@ def draw(count: int, seed: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     rows, columns = torch.meshgrid(torch.arange(SIZE), torch.arange(SIZE), indexing="ij")
     centre = torch.rand(4, count, 1, 1, generator=generator) * (SIZE - 8) + 4
-    radius = torch.rand(2, count, 1, 1, generator=generator) * 2 + 3
+    radius = torch.rand(2, count, 1, 1, generator=generator) * 3 + 3
     disc = (rows - centre[0]) ** 2 + (columns - centre[1]) ** 2 < radius[0] ** 2
     square = torch.maximum((rows - centre[2]).abs(), (columns - centre[3]).abs()) < radius[1]
-    noise = 0.3 * torch.randn(count, SIZE, SIZE, generator=generator)
+    noise = 0.1 * torch.randn(count, SIZE, SIZE, generator=generator)
     return (1.0 * (disc | square) + noise).unsqueeze(1), (1.0 * disc).unsqueeze(1)
 
 
@@ -54,7 +54,8 @@ test_images, test_masks = draw(80, seed=1)
 torch.manual_seed(0)
 model = sc.convert(UNet(), images[:1])
 print(sc.describe(model))
-optimizer = torch.optim.AdamW(sc.param_groups(model), lr=0.003)
+optimizer = torch.optim.AdamW(sc.param_groups(model), lr=0.005)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=EPOCHS * 20)
 allocator = sc.ChannelAllocator(model, optimizer, total_epochs=EPOCHS, gamma=0.05, grace=2)
 
 
@@ -74,5 +75,6 @@ for epoch in range(EPOCHS):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        schedule.step()
     print(allocator.step(epoch), f"- overlap {overlap():.3f}")
 print(f"test overlap: {start:.3f} -> {overlap():.3f}")

@@ -25,7 +25,7 @@ TIERS = {
         "layer",
     },
     1: {"allocation_log", "allocator", "damage", "graph", "convert", "param_groups", "cost"},
-    2: {"zoo", "data"},  # whole folders
+    2: {"zoo", "data", "integrations"},  # whole folders
     3: {"train"},
     4: {"cli", "__init__", "__main__"},
 }

@@ -62,7 +62,7 @@ class ChannelAllocation(Callback):
         check_choice("mode", options.get("mode", "select"), MODES)
         ChannelAllocator(nn.Module(), total_epochs=1, **{**options, "mode": "none"})
         self.total_epochs = total_epochs
-        self.log = log
+        self._logs = log  # Lightning gives every callback a `log` of its own
         self.followers = list(followers)
         self.options = options
         self.allocator: ChannelAllocator | None = None
@@ -70,7 +70,7 @@ class ChannelAllocation(Callback):
         self._restored: dict[str, Any] | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Make the allocator: model and optimizers are set up, and the model's state is restored."""
+        """Make the allocator: the optimizers are set up, and the model's state is restored."""
         epochs = trainer.max_epochs if self.total_epochs is None else self.total_epochs
         if epochs is None or epochs < 1:
             raise AllocationError(
@@ -98,7 +98,7 @@ class ChannelAllocation(Callback):
         assert self.allocator is not None
         if trainer.current_epoch > self.allocator.last_epoch:
             self._step(trainer.current_epoch)
-        if self.log:
+        if self._logs:
             layers = self.allocator.layers.values()
             moved = sum(int((layer.moved & layer.gate).sum()) for layer in layers)
             closed = sum(int((~layer.gate).sum()) for layer in layers)

@@ -455,6 +455,12 @@ class ChannelAllocator:
             )
 
     def _matching_layers(self, follower: nn.Module) -> dict[str, SelectConvNd]:
+        if getattr(follower, "use_buffers", False):
+            # torch averages integers through floats and truncates: 29 becomes 28.
+            raise AllocationError(
+                "`followers` holds an AveragedModel with use_buffers=True, which would average the "
+                "allocation itself: use use_buffers=False, and update_bn for batch norm."
+            )
         layers = _select_layers(unwrap(follower))
         own = {name: tuple(layer.weight.shape) for name, layer in self.layers.items()}
         its = {name: tuple(layer.weight.shape) for name, layer in layers.items()}

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import selectconv as sc
 from selectconv.allocation_log import read_log
@@ -206,3 +207,21 @@ def test_a_groups_last_slot_is_not_what_could_be_closed():
     preview = allocator_for(model).preview()
     assert preview.smallest_gamma == pytest.approx(0.25)
     assert preview.smallest_gamma == layer.smallest_gamma()
+
+
+# Followers that would spoil the allocation
+
+
+def test_an_average_of_buffers_is_refused_and_one_of_weights_follows():
+    model = conv_net(width=64)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    for _ in range(3):
+        average.update_parameters(model)
+    assert not torch.equal(average.module.conv1.index, model.conv1.index), "torch has learned it"
+    with pytest.raises(sc.AllocationError, match="use_buffers=True.*update_bn"):
+        allocator_for(model, followers=[average])
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    silence(model)
+    allocator_for(model, followers=[average]).step(0)
+    average.update_parameters(model)
+    assert_same(allocation_of(average.module), allocation_of(model))

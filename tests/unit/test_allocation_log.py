@@ -218,7 +218,7 @@ def test_an_average_of_buffers_is_refused_and_one_of_weights_follows():
     for _ in range(3):
         average.update_parameters(model)
     assert not torch.equal(average.module.conv1.index, model.conv1.index), "torch has learned it"
-    with pytest.raises(sc.AllocationError, match="use_buffers=True.*update_bn"):
+    with pytest.raises(sc.AllocationError, match=r"use_buffers=True.*update_bn"):
         allocator_for(model, followers=[average])
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     silence(model)

@@ -25,7 +25,9 @@ TIERS = {
         "layer",
     },
     1: {
+        "allocation_log",
         "allocator",
+        "damage",
         "operations",
         "rearrangement",
         "graph",
@@ -35,7 +37,7 @@ TIERS = {
         "param_groups",
         "cost",
     },
-    2: {"zoo", "data"},  # whole folders
+    2: {"zoo", "data", "integrations"},  # whole folders
     3: {"train"},
     4: {"cli", "__init__", "__main__"},
 }

@@ -9,6 +9,7 @@ from selectconv import functional
 from selectconv.allocation import AllocationPlan
 from selectconv.allocator import AllocationReport, ChannelAllocator
 from selectconv.convert import convert
+from selectconv.damage import observe_damage
 from selectconv.description import describe
 from selectconv.errors import (
     AllocationError,
@@ -56,5 +57,6 @@ __all__ = [
     "describe",
     "functional",
     "list_models",
+    "observe_damage",
     "param_groups",
 ]

@@ -1,9 +1,6 @@
 """CondenseNet-182 as it is trained: with dense 1x1 convs, which may later be condensed."""
 
 from collections.abc import Sequence
-from typing import cast
-
-from torch import nn
 
 from selectconv.zoo.densenet import DenseNet, DenseUnit
 from selectconv.zoo.learned_group_conv import LearnedGroupConv2d
@@ -38,6 +35,6 @@ def condensenet182(
             )
         for unit in model.modules():
             if isinstance(unit, DenseUnit):
-                conv = cast(nn.Conv2d, unit.pointwise.conv)
+                conv = unit.pointwise.conv
                 unit.pointwise.conv = LearnedGroupConv2d.from_conv(conv, groups, condense_factor)
     return model

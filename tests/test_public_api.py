@@ -13,10 +13,11 @@ import selectconv as sc
 
 PUBLIC = {
     "AllocationError", "AllocationPlan", "AllocationReport", "BatchNormMean", "ChannelAllocator",
-    "ConcatMean", "ConstantMean", "ConversionError", "MeanSourceError", "ObservedMean",
-    "SelectConv1d", "SelectConv2d", "SelectConv3d", "SelectConvError", "SelectConvWarning",
-    "SelectedMean", "__version__", "convert", "create_model", "describe", "functional",
-    "list_models", "observe_damage", "param_groups",
+    "CompressionError", "ConcatMean", "ConstantMean", "ConversionError", "Cost", "CostCounter",
+    "ExportError", "MeanSourceError", "ObservedMean", "SelectConv1d", "SelectConv2d",
+    "SelectConv3d", "SelectConvError", "SelectConvWarning", "SelectedMean", "__version__",
+    "compress", "convert", "count", "create_model", "describe", "export_onnx", "functional",
+    "list_models", "load_compressed", "observe_damage", "param_groups", "save_compressed",
 }  # fmt: skip
 FUNCTIONAL = {
     "choose_dealloc", "ecdm", "expected_activation", "expected_relu", "normalize_ecdm",
@@ -71,6 +72,8 @@ def test_documented(name):
     ("error", "builtin"),
     [
         (sc.ConversionError, ValueError),
+        (sc.CompressionError, ValueError),
+        (sc.ExportError, RuntimeError),
         (sc.AllocationError, ValueError),
         (sc.MeanSourceError, RuntimeError),
     ],

@@ -8,16 +8,22 @@ from importlib.metadata import PackageNotFoundError, version
 from selectconv import functional
 from selectconv.allocation import AllocationPlan
 from selectconv.allocator import AllocationReport, ChannelAllocator
+from selectconv.compress import compress
+from selectconv.compressed_file import load_compressed, save_compressed
 from selectconv.convert import convert
+from selectconv.cost import Cost, CostCounter, count
 from selectconv.damage import observe_damage
 from selectconv.description import describe
 from selectconv.errors import (
     AllocationError,
+    CompressionError,
     ConversionError,
+    ExportError,
     MeanSourceError,
     SelectConvError,
     SelectConvWarning,
 )
+from selectconv.export import export_onnx
 from selectconv.layer import SelectConv1d, SelectConv2d, SelectConv3d
 from selectconv.mean_source import (
     BatchNormMean,
@@ -40,9 +46,13 @@ __all__ = [
     "AllocationReport",
     "BatchNormMean",
     "ChannelAllocator",
+    "CompressionError",
     "ConcatMean",
     "ConstantMean",
     "ConversionError",
+    "Cost",
+    "CostCounter",
+    "ExportError",
     "MeanSourceError",
     "ObservedMean",
     "SelectConv1d",
@@ -52,11 +62,16 @@ __all__ = [
     "SelectConvWarning",
     "SelectedMean",
     "__version__",
+    "compress",
     "convert",
+    "count",
     "create_model",
     "describe",
+    "export_onnx",
     "functional",
     "list_models",
+    "load_compressed",
     "observe_damage",
     "param_groups",
+    "save_compressed",
 ]

@@ -7,6 +7,7 @@ and never calls the optimizer.
 
 import copy
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import index as as_int
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from selectconv.allocation import AllocationPlan, ReallocRule
 from selectconv.allocation_log import Log, read_log
+from selectconv.budget import Budget, StepOptions, check_targets
 from selectconv.checks import check_choice, check_count, check_fraction
 from selectconv.errors import AllocationError, SelectConvError
 from selectconv.layer import DAMAGES, SelectConvNd, draw_shift
@@ -96,10 +98,16 @@ class ChannelAllocator:
         mode: "select" (+D+R^zero+shift), "zero", "random", "dealloc", "shift" (+S) or "none".
         damage: "auto", "mean" (the paper) or "rms", as for `SelectConv2d.ecdm`.
         seed: of the allocator's own random numbers; torch's global ones are never drawn.
+        target_macs: end at this part of the dense model's multiply-adds: gamma is solved for at
+            each step, under a budget that falls over the steps that act. In modes that re-allocate
+            `gamma` is the least that a step closes at.
+        target_params: likewise for parameters; at most one of the two.
+        example_input: as for `sc.count`; needed with a target.
         followers: copies of the model, such as an EMA of its weights, that get the same plan.
 
     Raises:
-        TypeError, ValueError: an argument that is not accepted.
+        TypeError, ValueError: an argument that is not accepted, or a target that cannot be reached.
+        CompressionError: a target for a model that cannot be counted.
         AllocationError: no selective layers, an optimizer of other parameters, or followers that
             differ from the model.
 
@@ -126,6 +134,9 @@ class ChannelAllocator:
         mode: str = "select",
         damage: str = "auto",
         seed: int = 0,
+        target_macs: float | None = None,
+        target_params: float | None = None,
+        example_input: Any = None,
         followers: Iterable[nn.Module] = (),
     ) -> None:
         self.total_epochs = check_count("total_epochs", total_epochs, 1)
@@ -154,6 +165,7 @@ class ChannelAllocator:
             name: torch.full((layer.in_channels,), _NEVER, device="cpu")
             for name, layer in self.layers.items()
         }
+        self.budget = self._build_budget(target_macs, target_params, example_input)
         if mode == "shift":
             self._shift_everything()
 
@@ -179,9 +191,11 @@ class ChannelAllocator:
                 "call step once an epoch, or dealloc() and realloc() on demand."
             )
         acts = epoch < self.stop_at * self.total_epochs and self.mode not in ("shift", "none")
+        # Shifts go on learning, and with them the cost changes: a budget is kept to the end.
+        acts = acts or (self.budget is not None and self._reopens)
         plan = AllocationPlan()
         if acts:
-            plan = self._act(closes=True, reopens=self._reopens, epoch=epoch)
+            plan = self._act(True, self._reopens, epoch, is_scheduled=True)
         self.last_epoch = epoch
         return AllocationReport(epoch, plan)
 
@@ -201,7 +215,7 @@ class ChannelAllocator:
         if self.mode in ("shift", "none"):
             return AllocationReport(None, AllocationPlan())
         epoch = self.last_epoch + 1
-        plan = self._decide(True, self._reopens, epoch, self._copy_generator())
+        plan = self._decide(True, self._reopens, epoch, self._copy_generator(), is_scheduled=True)
         return AllocationReport(None, plan, self._smallest_gamma(epoch))
 
     def apply(self, plan: AllocationPlan) -> None:
@@ -246,12 +260,13 @@ class ChannelAllocator:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what resuming needs besides the model's own state: tensors and plain types."""
-        return {
+        state = {
             "version": _STATE_VERSION,
             "last_epoch": self.last_epoch,
             "generator": self.generator.get_state(),
             "opened_at": {name: epochs.clone() for name, epochs in self._opened_at.items()},
         }
+        return state if self.budget is None else {**state, "budget": self.budget.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict()`; the model's own state is restored with the model.
@@ -260,6 +275,8 @@ class ChannelAllocator:
             AllocationError: a state of another version or architecture; nothing was changed.
         """
         keys = {"version", "last_epoch", "generator", "opened_at"}
+        if self.budget is not None:
+            keys.add("budget")
         if not isinstance(state, Mapping) or set(state) != keys:
             got = sorted(state) if isinstance(state, Mapping) else type(state).__name__
             raise AllocationError(f"`state` must have the keys {sorted(keys)}, got {got}.")
@@ -286,6 +303,8 @@ class ChannelAllocator:
                 "`state` is of another architecture: layers and slots differ at "
                 f"{', '.join(f'{name} ({slots})' for name, slots in different[:4])}."
             )
+        if self.budget is not None:
+            self.budget.load_state_dict(state["budget"])
         self.last_epoch = last_epoch
         self.generator.set_state(generator.get_state())
         self._opened_at = opened_at
@@ -294,13 +313,35 @@ class ChannelAllocator:
     def _reopens(self) -> bool:
         return self.mode in ("select", "zero", "random")
 
-    def _act(self, closes: bool, reopens: bool, epoch: int) -> AllocationPlan:
+    def _build_budget(
+        self, target_macs: float | None, target_params: float | None, example_input: Any
+    ) -> Budget | None:
+        for name in check_targets(target_macs, target_params):
+            if self.mode in ("shift", "none"):
+                raise ValueError(f"`{name}` needs a `mode` that closes slots, got {self.mode!r}.")
+            if example_input is None:
+                raise ValueError(f"`{name}` needs an `example_input` to count the model with.")
+            fraction = target_params if target_macs is None else target_macs
+            assert fraction is not None
+            num_steps = math.ceil(self.stop_at * self.total_epochs)
+            return Budget(self.model, name, fraction, example_input, num_steps)
+        return None
+
+    def _act(
+        self, closes: bool, reopens: bool, epoch: int, *, is_scheduled: bool = False
+    ) -> AllocationPlan:
         """Decide, agree and do. Where any of it fails, no random numbers were used up either."""
         generator = self._copy_generator()
+
+        def decide() -> AllocationPlan:
+            return self._decide(closes, reopens, epoch, generator, is_scheduled=is_scheduled)
+
         with one_thread():
-            plan = self._agree(lambda: self._decide(closes, reopens, epoch, generator), generator)
+            plan = self._agree(decide, generator)
             self._do(plan, epoch)
         self.generator.set_state(generator.get_state())
+        if self.budget is not None and is_scheduled:
+            self.budget.gamma = self.budget.solved
         return plan
 
     def _copy_generator(self) -> torch.Generator:
@@ -309,10 +350,21 @@ class ChannelAllocator:
         return generator
 
     def _decide(
-        self, closes: bool, reopens: bool, epoch: int, generator: torch.Generator
+        self,
+        closes: bool,
+        reopens: bool,
+        epoch: int,
+        generator: torch.Generator,
+        *,
+        is_scheduled: bool = False,
     ) -> AllocationPlan:
         """Plan for every layer; draws from `generator`, changes nothing else."""
         self._check_batch_norms()
+        if self.budget is not None and is_scheduled:
+            rule = self.rule if reopens else None
+            grace = {name: self._protected(name, epoch) for name in self.layers}
+            options = StepOptions(epoch, self.damage, self.gamma, rule, grace, generator)
+            return self.budget.plan(self.layers, options)
         plans = {}
         for name, layer in self.layers.items():
             protected = self._protected(name, epoch)
@@ -334,6 +386,7 @@ class ChannelAllocator:
         return AllocationPlan(plans)
 
     def _protected(self, name: str, epoch: int) -> Tensor | None:
+        """Tell which slots of a layer were re-opened too short a time ago to be closed again."""
         return epoch - self._opened_at[name] <= self.grace if self.grace else None
 
     def _smallest_gamma(self, epoch: int) -> float | None:
@@ -515,6 +568,7 @@ class ChannelAllocator:
             try:
                 content: dict[str, Any] = {"plan": decide().to_dict()}
                 content["generator"] = generator.get_state().tolist()
+                content["gamma"] = None if self.budget is None else self.budget.solved
             except Exception as error:  # whatever it is, the other ranks wait for a message
                 failed = error
                 content = {"error": str(error)}
@@ -532,6 +586,8 @@ class ChannelAllocator:
         if "error" in content:
             raise AllocationError(f"rank 0: {content['error']}")
         generator.set_state(torch.tensor(content["generator"], dtype=torch.uint8))
+        if self.budget is not None:
+            self.budget.solved = content["gamma"]
         return AllocationPlan.from_dict(content["plan"])
 
     def _broadcast_allocation(self) -> None:

@@ -17,6 +17,14 @@ class MeanSourceError(SelectConvError, RuntimeError):
     """A layer cannot tell the mean of its input: it has no source, or one that saw nothing yet."""
 
 
+class CompressionError(SelectConvError, ValueError):
+    """A model could not be compressed, saved or read back; nothing was changed."""
+
+
+class ExportError(SelectConvError, RuntimeError):
+    """A model could not be exported; no file was written."""
+
+
 class RunError(SelectConvError, RuntimeError):
     """A run cannot start, go on or be read; the message names the file or folder."""
 

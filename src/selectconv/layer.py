@@ -349,15 +349,17 @@ class SelectConvNd(nn.modules.conv._ConvNd):
         rule: ReallocRule | None = None,
         damage: str = "auto",
         protected: Tensor | None = None,
+        closed: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> LayerPlan:
         """Decide what `dealloc` and then `realloc` would do; changes nothing.
 
         Args:
-            gamma: the damage level of `dealloc`; None: close nothing.
+            gamma: the damage level of `dealloc`; None: close nothing but `closed`.
             rule: how to re-open; None, or a layer without `shift`: re-open nothing.
             damage: as for `ecdm`.
             protected: (I,) bool, slots that are not to be closed.
+            closed: int64, open slots that are to be closed, in place of a `gamma`.
             generator: a CPU generator; None: torch's global one.
 
         Raises:
@@ -367,14 +369,15 @@ class SelectConvNd(nn.modules.conv._ConvNd):
         check_choice("damage", damage, DAMAGES)
         if self.shift is None:
             rule = None
-        if gamma is None and rule is None:
+        if closed is None and gamma is None and rule is None:
             return LayerPlan()
         necdm = self._finite_necdm(damage)
-        gate = self.gate
-        closed = torch.empty(0, dtype=torch.int64, device=gate.device)
+        if closed is None:
+            closed = torch.empty(0, dtype=torch.int64)
+        closed = closed.to(self.gate.device)
         if gamma is not None:
             closed = self._choose_closed(necdm, gamma, protected)
-            gate = gate.index_fill(0, closed, False)
+        gate = self.gate.index_fill(0, closed, False)
         if rule is None or bool(gate.all()):
             return LayerPlan(closed=closed.cpu())
         necdm = normalize_ecdm(necdm.index_fill_(0, closed, 0.0))

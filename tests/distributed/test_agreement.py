@@ -84,6 +84,29 @@ def agree(rank):
         "corrupted": recover_from_corruption(rank),
         "shift": draw_shifts(rank),
         "forward": broadcast_at_forward(rank),
+        "budget": keep_a_budget(rank),
+    }
+
+
+def keep_a_budget(rank):
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model = conv_net(width=64)
+    if rank:  # would decide otherwise, were it asked
+        with torch.no_grad():
+            for layer in select_layers(model).values():
+                layer.weight.copy_(torch.randn_like(layer.weight))
+    allocator = sc.ChannelAllocator(
+        model, total_epochs=2, stop_at=1.0, seed=rank, target_params=0.5,
+        example_input=torch.zeros(1, 3, 8, 8),
+    )  # fmt: skip
+    reports = [allocator.step(epoch).plan.to_dict() for epoch in range(2)]
+    return {
+        "reports": reports,
+        "allocation": allocation_of(model),
+        "state": allocator.state_dict(),
+        "params": sc.count(model, torch.zeros(1, 3, 8, 8)).params,
+        "dense": allocator.budget.dense,
     }
 
 
@@ -183,6 +206,15 @@ def test_shifts_are_those_of_rank_0(agreed):
     assert_same(second, first)
     assert first["fresh"]["conv1.shift"].unique().numel() > 1
     assert_same(first["resumed"], first["fresh"])
+
+
+def test_a_budget_is_rank_0s(agreed):
+    first, second = (results["budget"] for results in agreed)
+    assert_same(second, first)
+    assert all(first["reports"])
+    assert any(layer["opened"] for layer in first["reports"][0].values())
+    assert first["state"]["budget"]["gamma"] is not None
+    assert first["params"] == pytest.approx(0.5 * first["dense"], rel=0.01)
 
 
 def test_ddps_own_broadcast_of_the_buffers_is_noticed(agreed):

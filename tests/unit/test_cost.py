@@ -107,3 +107,86 @@ def test_refuses_a_selective_model():
 def test_refuses_bad_shapes(shape, error, message):
     with pytest.raises(error, match=message):
         count_macs(nn.Conv2d(3, 8, 1), shape)
+
+
+PAPER = {  # parameters, multiply-adds and CondenseNet's count of the zoo, from the architecture
+    "densenet40": (211_978, 71_334_240, 72_494_698),
+    "densenet100": (995_698, 286_439_280, 291_505_018),
+    "resnet164": (1_661_274, 239_258_112, 242_412_042),
+}
+
+
+@pytest.mark.parametrize("selective", [False, True])
+@pytest.mark.parametrize("name", PAPER)
+def test_count_of_the_zoo(name, selective):
+    cost = sc.count(sc.create_model(name, selective=selective), torch.zeros(1, 3, 32, 32))
+    assert (cost.params, cost.macs, cost.macs_cn) == PAPER[name]
+
+
+def chain() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        sc.SelectConv2d(8, 6, 1, bias=False),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(6 * 9, 5),
+    )
+
+
+def test_closed_slots_and_what_only_they_read_are_not_counted():
+    model, x = chain(), torch.zeros(1, 3, 6, 6)
+    dense = sc.count(model, x)
+    assert dense.params == 8 * 27 + 8 + 16 + 48 + 275 == count_params(model) - 16  # the shifts
+    assert dense.macs == 36 * (8 * 27 + 48) + 270
+    assert dense.macs_cn == dense.macs + 5 + 36 * 8 + 36 * 6
+    model[3].close([1, 2, 5])
+    closed = sc.count(model, x)
+    assert closed.params == 5 * 27 + 5 + 10 + 30 + 275
+    assert closed.macs == 36 * (5 * 27 + 30) + 270
+    assert closed.macs_cn == closed.macs + 5 + 36 * 5 + 36 * 6
+    assert sc.count(model, x.expand(4, -1, -1, -1)).macs == 4 * closed.macs
+
+
+def test_a_counter_follows_the_allocation():
+    model, x = chain(), torch.zeros(1, 3, 6, 6)
+    counter = sc.CostCounter(model, x)
+    for slots in ([], [0], [3, 4]):
+        model[3].close(slots)
+        assert counter.count() == sc.count(model, x)
+    assert counter.count().macs == 36 * (5 * 27 + 30) + 270
+
+
+def test_counting_leaves_the_model_as_it_is():
+    model = chain().train()
+    model[3].mean_source = sc.ObservedMean()
+    before = snapshot(model)
+    sc.count(model, torch.ones(2, 3, 6, 6))
+    assert all(module.training for module in model.modules())
+    assert_same(snapshot(model), before)
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "error", "message"),
+    [
+        ("net", torch.zeros(1, 3, 4, 4), TypeError, "`model` must be an nn.Module, got str"),
+        (nn.Conv2d(3, 4, 1), torch.zeros(1, 2, 4, 4), ValueError, "`example_input`: the model"),
+        (
+            nn.Sequential(nn.Conv2d(3, 4, 1), nn.Sequential(Branching())),
+            torch.zeros(1, 3, 4, 4),
+            ValueError,
+            r"`1\.0` \(Branching\) cannot be traced: .*masked, still works",
+        ),
+        (Branching(), torch.zeros(1, 3), ValueError, "`Branching` cannot be traced"),
+        (Twice(), {"y": torch.zeros(1)}, ValueError, "`example_input` lacks 'x'"),
+    ],
+)
+def test_count_refuses(model, example, error, message):
+    with pytest.raises(error, match=message):
+        sc.count(model, example)

@@ -1,8 +1,11 @@
 """Settings: the paper's defaults, what is refused, the cosine."""
 
 import pytest
+import torch
 
+from selectconv.data.registry import dataset_info
 from selectconv.train.config import TrainConfig, resolve, setting_names
+from selectconv.train.loop import build_model
 
 
 @pytest.mark.parametrize(
@@ -46,7 +49,16 @@ def test_cosine_from_lr_to_zero():
         ({"epoch": 3}, ValueError, "'epochs'"),
         ({"model": "resnet"}, ValueError, "`model` must be one of"),
         ({"data": "cifar"}, ValueError, "'cifar10'"),
-        ({"method": "lgc"}, ValueError, "`method` must be one of"),
+        ({"method": "prune"}, ValueError, "`method` must be one of"),
+        ({"method": "lgc"}, ValueError, "needs `model` condensenet182, got 'densenet40'"),
+        ({"method": "slimming", "precision": "16-mixed"}, ValueError, "got '16-mixed'"),
+        ({"method": "slimming", "stop_at": 0.0}, ValueError, "`stop_at` must be above 0"),
+        ({"target_macs": 0.0}, ValueError, "`target_macs` must be a part .* got 0.0"),
+        ({"target_params": 1}, ValueError, "`target_params` must be a part .* got 1"),
+        ({"target_macs": "half"}, TypeError, "'half'"),
+        ({"target_macs": 0.5, "target_params": 0.5}, ValueError, "exclude each other"),
+        ({"target_macs": 0.5, "method": "plain"}, ValueError, "goes with .* got 'plain'"),
+        ({"group_lasso": -1.0}, ValueError, "`group_lasso` must be finite"),
         ({"epochs": 0}, ValueError, "at least 1, got 0"),
         ({"epochs": 2.5}, TypeError, "integer"),
         ({"gamma": float("nan")}, ValueError, "got nan"),
@@ -75,3 +87,25 @@ def test_every_setting_has_a_flag_and_every_recipe_a_model():
     missing = [name for name in setting_names() if "--" + name.replace("_", "-") not in flags]
     assert missing == []
     assert isinstance(resolve({"model": "resnext29"}), TrainConfig)
+
+
+@pytest.mark.parametrize(
+    ("model", "epochs", "parameters"),
+    [("densenet_bc190", 300, 25_624_430), ("condensenet182", 600, 13_792_906)],
+)
+def test_the_papers_compression_experiments(model, epochs, parameters):
+    config = resolve({"model": model, "method": "dealloc"})
+    assert (config.data, config.epochs, config.batch_size) == ("cifar10", epochs, 64)
+    assert (config.gamma, config.stop_at, config.lr) == (0.001, 0.5, 0.1)
+    with torch.device("meta"):
+        built = build_model(config, dataset_info("cifar10"))
+    assert sum(p.numel() for p in built.parameters()) == parameters
+    assert all(name.rpartition(".")[2] != "shift" for name, _ in built.named_parameters())
+
+
+def test_slimming_has_a_target_unless_one_is_given():
+    assert resolve({"method": "slimming"}).target_macs == 0.5
+    assert resolve({"method": "slimming", "target_macs": 0.3}).target_macs == 0.3
+    config = resolve({"method": "slimming", "target_params": 0.3})
+    assert (config.target_macs, config.target_params) == (None, 0.3)
+    assert resolve({"method": "dealloc"}).target_macs is None

@@ -42,7 +42,7 @@ def run(options: Namespace) -> int:
     root = options.data_root or config.data_root
     splits = load_dataset(config.data, root, subset=config.subset, test_subset=config.test_subset)
     training = Training(config, build_fabric(config), splits)
-    load_weights(folder / name, training.model)
+    load_weights(folder / name, training.model, slimmed=config.method == "slimming")
     loss, wrong = training.evaluate(Lines(config, Console()), 0)
     if training.fabric.global_rank:
         return 0

@@ -9,6 +9,7 @@ from torch import nn
 
 from selectconv.errors import RunError
 from selectconv.train.records import write_whole
+from selectconv.train.slimming import fit_shapes
 
 FORMAT = 1
 _KEYS = {"format", "epoch", "model", "optimizer", "allocator", "best_error"}
@@ -52,8 +53,13 @@ def save_weights(path: Path, model: nn.Module) -> None:
     write_whole(path, lambda file: file.write(save(tensors)))
 
 
-def load_weights(path: Path, model: nn.Module) -> None:
+def load_weights(path: Path, model: nn.Module, *, slimmed: bool = False) -> None:
     """Load a safetensors file into a model.
+
+    Args:
+        path: the file.
+        model: the run's network.
+        slimmed: it may have been slimmed: narrow the model's layers to the file's shapes.
 
     Raises:
         RunError: the file is missing, damaged, or of another model.
@@ -67,6 +73,8 @@ def load_weights(path: Path, model: nn.Module) -> None:
     except Exception as error:
         raise RunError(f"{path} is damaged and cannot be read: {error}") from error
     try:
+        if slimmed:
+            fit_shapes(model, tensors)
         model.load_state_dict(tensors)
     except RuntimeError as error:
         raise RunError(f"{path} does not fit the model: {str(error).splitlines()[0]}") from error

@@ -11,14 +11,17 @@ from typing import Any
 
 import yaml
 
+from selectconv.budget import check_targets
 from selectconv.checks import check_choice, check_count, check_fraction, check_non_negative
 from selectconv.data.registry import dataset_info, list_datasets
 from selectconv.layer import DAMAGES
 from selectconv.zoo import list_models
 
-METHODS = ("plain", "select", "zero", "random", "dealloc", "shift")
+METHODS = ("plain", "select", "zero", "random", "dealloc", "shift", "lgc", "slimming")
+WITH_TARGET = ("select", "zero", "random", "dealloc", "slimming")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+SLIMMING_TARGET = 0.5  # of the dense network's multiply-adds, where none is given
 NO_CAP = "none"  # how `max_copies` is written where there is no cap
 
 
@@ -29,7 +32,8 @@ class TrainConfig:
     Attributes:
         model: a name of `sc.list_models()`.
         data: a data set of `selectconv data list`.
-        method: plain, select (+D+R zero+shift), zero, random, dealloc or shift (+S).
+        method: plain, select (+D+R zero+shift), zero, random, dealloc or shift (+S); or a baseline:
+            lgc (CondenseNet's learned group convolution) or slimming (network slimming).
         epochs: passes over the training set.
         batch_size: images a step, over all processes.
         lr: where the cosine starts; it ends at 0.
@@ -42,6 +46,10 @@ class TrainConfig:
         stop_at: the part of the training in which channels are selected.
         grace: epochs in which a re-opened slot is not closed again.
         damage: auto, mean (the paper) or rms.
+        target_macs: multiply-adds to end at, as a part of the dense network's; None: no target.
+        target_params: likewise for parameters; at most one of the two.
+        group_lasso: strength of lgc's group lasso.
+        bn_sparsity: strength of slimming's L1 penalty on batch norm's scales.
         seed: of weights, order, augmentation and allocation.
         data_root: where the data set lies; nothing else is searched then. None: the known places.
         subset: so many training images only; None: all.
@@ -67,6 +75,10 @@ class TrainConfig:
     stop_at: float
     grace: int
     damage: str
+    target_macs: float | None
+    target_params: float | None
+    group_lasso: float
+    bn_sparsity: float
     seed: int
     data_root: str | None
     subset: int | None
@@ -99,18 +111,41 @@ class TrainConfig:
         check_count("seed", self.seed, 0)
         for name in ("gamma", "stop_at", "momentum"):
             check_fraction(name, getattr(self, name))
-        for name in ("lr", "weight_decay", "shift_weight_decay"):
+        for name in ("lr", "weight_decay", "shift_weight_decay", "group_lasso", "bn_sparsity"):
             check_non_negative(name, getattr(self, name))
+        self._check_method()
         for name in ("compile", "channels_last"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"`{name}` must be true or false, got {getattr(self, name)!r}.")
         if self.data_root is not None and not isinstance(self.data_root, str):
             raise TypeError(f"`data_root` must be a folder, got {self.data_root!r}.")
 
+    def _check_method(self) -> None:
+        """Check what the method asks of the other settings."""
+        for name in check_targets(self.target_macs, self.target_params):
+            if self.method not in WITH_TARGET:
+                raise ValueError(
+                    f"`{name}` goes with the methods {', '.join(WITH_TARGET)}; got {self.method!r}."
+                )
+        if self.method == "lgc" and self.model != "condensenet182":
+            raise ValueError(
+                "`method` lgc condenses CondenseNet's learned group convolutions: it needs `model` "
+                f"condensenet182, got {self.model!r}."
+            )
+        if self.method in ("lgc", "slimming") and self.precision == "16-mixed":
+            raise ValueError(
+                f"`method` {self.method} adds its penalty to unscaled gradients: `precision` must "
+                "be 32-true or bf16-mixed, got '16-mixed'."
+            )
+        if self.method == "slimming" and self.stop_at == 0:
+            raise ValueError(
+                "`stop_at` must be above 0 for slimming, which cuts channels then; got 0."
+            )
+
     @property
     def is_selective(self) -> bool:
         """Whether the network has selective convs."""
-        return self.method != "plain"
+        return self.method not in ("plain", "lgc", "slimming")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain types, in the order in which they are documented."""
@@ -145,6 +180,9 @@ def resolve(given: Mapping[str, Any]) -> TrainConfig:
     settings.update(recipes["data"].get(settings["data"], {}))
     settings.update(recipes["model"].get(settings["model"], {}))
     settings.update(given)
+    if settings["method"] == "slimming" and settings["target_params"] is None:
+        given_target = settings["target_macs"]
+        settings["target_macs"] = SLIMMING_TARGET if given_target is None else given_target
     if settings["max_copies"] == NO_CAP:
         settings["max_copies"] = None
     return TrainConfig(**settings)

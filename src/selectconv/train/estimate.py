@@ -56,11 +56,19 @@ def describe_method(config: TrainConfig) -> str:
         "random": "de-allocation, re-allocation without shifts, weights drawn anew",
         "dealloc": "de-allocation only",
         "shift": "a shift for every 1x1 slot, no allocation",
+        "lgc": "learned group convolutions, condensed after 1/6, 2/6 and 3/6 of the epochs",
+        "slimming": "sparse batch norm scales, then their channels cut by Torch-Pruning",
     }
     words = f"{config.method}: {acts[config.method]}"
-    if config.method in ("plain", "shift"):
+    if config.method in ("plain", "shift", "lgc"):
         return words
-    return f"{words}; gamma {config.gamma:g}, in the first {config.stop_at:.0%} of the epochs"
+    part = f"the first {config.stop_at:.0%} of the epochs"
+    goal = f"gamma {config.gamma:g}"
+    if config.target_macs is not None:
+        goal = f"to {config.target_macs:.1%} of the multiply-adds"
+    elif config.target_params is not None:
+        goal = f"to {config.target_params:.1%} of the parameters"
+    return f"{words}; {goal}, {'after' if config.method == 'slimming' else 'in'} {part}"
 
 
 def describe_duration(seconds: float) -> str:
@@ -84,7 +92,12 @@ def seconds_per_image(config: TrainConfig, info: DatasetInfo) -> float:
     """Time some training steps on random images with a network of its own."""
     device = choose_device(config)
     with torch.random.fork_rng():
-        macs = count_macs(build_model(replace(config, method="plain"), info), info.shape)
+        macs = count_macs(
+            build_model(
+                replace(config, method="plain", target_macs=None, target_params=None), info
+            ),
+            info.shape,
+        )
         count = max(1, min(config.batch_size, int(_MOST_MACS / macs)))
         model = build_model(config, info).to(device)
         optimizer = build_optimizer(config, model)

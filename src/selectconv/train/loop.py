@@ -20,12 +20,17 @@ from selectconv.data.image_set import DatasetInfo
 from selectconv.data.loader import Loader, make_loader
 from selectconv.data.registry import Splits, load_dataset
 from selectconv.errors import RunError
-from selectconv.layer import SelectConvNd
 from selectconv.param_groups import param_groups
+from selectconv.train.channels import build_method, count_channels
 from selectconv.train.checkpoint import load_checkpoint, save_checkpoint, save_weights
 from selectconv.train.config import TrainConfig
 from selectconv.train.records import ALLOCATION, BEST, CHECKPOINT, LAST, METRICS, RunFolder
+from selectconv.train.slimming import Slimmer, fit_shapes
 from selectconv.zoo import create_model
+from selectconv.zoo.learned_group_conv import Condenser
+
+# CondenseNet's own: each group of filters ends with one input in so many.
+_CONDENSE_FACTOR = 4
 
 # How often the losses are looked at for NaN: a look waits for the device.
 _LOOK_EVERY = 20
@@ -65,6 +70,9 @@ def build_fabric(config: TrainConfig) -> Fabric:
 
 def build_model(config: TrainConfig, info: DatasetInfo) -> nn.Module:
     """Build a run's network, with the stem that fits the images."""
+    learned: dict[str, Any] = (
+        {"condense_factor": _CONDENSE_FACTOR} if config.method == "lgc" else {}
+    )
     model = create_model(
         config.model,
         num_classes=info.num_classes,
@@ -73,7 +81,12 @@ def build_model(config: TrainConfig, info: DatasetInfo) -> nn.Module:
         selective=config.is_selective,
         # De-allocation alone needs no shifts (the parameter counts of Table 2).
         realloc="none" if config.method == "dealloc" else "pointwise",
+        **learned,
     )
+    return _in_layout(model, config)
+
+
+def _in_layout(model: nn.Module, config: TrainConfig) -> nn.Module:
     if config.channels_last:
         # A keyword that torch has and its type stubs do not.
         model = cast(Any, model).to(memory_format=torch.channels_last)
@@ -117,33 +130,29 @@ class Training:
         torch.manual_seed(config.seed)
         self.model = build_model(config, splits.info)
         if state is not None:
+            if config.method == "slimming":
+                fit_shapes(self.model, state["model"])
             self.model.load_state_dict(state["model"])
-        optimizer = build_optimizer(config, self.model)
-        compiled = cast(nn.Module, torch.compile(self.model)) if config.compile else self.model
-        self.wrapped, self.optimizer = fabric.setup(compiled, optimizer)
-        self.allocator: ChannelAllocator | None = None
-        if config.is_selective:
-            self.allocator = ChannelAllocator(
-                self.model,
-                optimizer,
-                total_epochs=config.epochs,
-                gamma=config.gamma,
-                top_k=config.top_k,
-                max_copies=config.max_copies,
-                stop_at=config.stop_at,
-                grace=config.grace,
-                mode=config.method,
-                damage=config.damage,
-                seed=config.seed,
-            )
+            _in_layout(self.model, config)  # where it was slimmed, it has new tensors
+        optimizer = self._set_up()
+        self.allocator = build_method(config, splits.info, self.model, optimizer, build_model)
         self.best_error = float("inf")
         self.next_epoch = 0
         if state is not None:
             optimizer.load_state_dict(state["optimizer"])
-            if self.allocator is not None:
+            if isinstance(self.allocator, ChannelAllocator):
                 self.allocator.load_state_dict(state["allocator"])
             self.best_error = state["best_error"]
             self.next_epoch = state["epoch"] + 1
+
+    def _set_up(self) -> torch.optim.SGD:
+        """Build the optimizer of the model as it is, compile it and wrap it for its processes."""
+        optimizer = build_optimizer(self.config, self.model)
+        compiled = self.model
+        if self.config.compile:
+            compiled = cast(nn.Module, torch.compile(self.model))
+        self.wrapped, self.optimizer = self.fabric.setup(compiled, optimizer)
+        return optimizer
 
     def run_epoch(
         self, epoch: int, display: Display
@@ -156,7 +165,9 @@ class Training:
         elapsed = time.perf_counter() - started
         test_loss, test_error = self.evaluate(display, epoch)
         report = None if self.allocator is None else self.allocator.step(epoch)
-        layers = [layer for layer in self.model.modules() if isinstance(layer, SelectConvNd)]
+        if report and isinstance(self.allocator, Slimmer):
+            _in_layout(self.model, self.config)
+            self._set_up()  # the slimmed layers have parameters of their own
         row = {
             "epoch": epoch,
             "train_loss": train_loss,
@@ -165,8 +176,7 @@ class Training:
             "lr": self.config.lr_at((epoch + 1) * len(self.train_loader) - 1, self._steps),
             "seconds": round(time.perf_counter() - started, 3),
             "images_per_second": round(images / elapsed, 1),
-            "moved": sum(int((layer.moved & layer.gate).sum()) for layer in layers),
-            "closed": sum(int((~layer.gate).sum()) for layer in layers),
+            **count_channels(self.model, self.allocator),
         }
         return row, report
 
@@ -189,7 +199,10 @@ class Training:
             "epoch": epoch,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "allocator": None if self.allocator is None else self.allocator.state_dict(),
+            # The other methods keep all they know in the model.
+            "allocator": self.allocator.state_dict()
+            if isinstance(self.allocator, ChannelAllocator)
+            else None,
             "best_error": self.best_error,
         }
 
@@ -222,6 +235,8 @@ class Training:
                 group["lr"] = self.config.lr_at(step, self._steps)
             loss = F.cross_entropy(self.wrapped(images), labels)
             self.fabric.backward(loss)
+            if isinstance(self.allocator, Condenser | Slimmer):
+                self.allocator.regularize()
             self.optimizer.step()
             self.optimizer.zero_grad()
             losses[number] = loss.detach()

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from selectconv.zoo.densenet import DenseNet
+from selectconv.zoo.densenet import DenseNet, DenseUnit
+from selectconv.zoo.learned_group_conv import LearnedGroupConv2d
 from selectconv.zoo.registry import ModelOptions, register_model
 
 
@@ -14,8 +15,26 @@ def condensenet182(
     units: Sequence[int] = (30, 30, 30),
     groups: int = 4,
     dropout: float = 0.1,
+    condense_factor: int | None = None,
 ) -> DenseNet:
-    """CondenseNet-182: k = 12-24-48, 30-30-30 units, 3x3 convs in 4 groups; 13.8M parameters."""
+    """CondenseNet-182: k = 12-24-48, 30-30-30 units, 3x3 convs in 4 groups; 13.8M parameters.
+
+    With a `condense_factor` (CondenseNet's is 4) its 1x1 convs learn `groups` groups and may be
+    condensed to one part in so many: 4.22M parameters.
+    """
     # No channel shuffle: CondenseNet needs one only after condensing, to bring the outputs of its
     # grouped 1x1 convs back into the order that they have while those are dense.
-    return DenseNet(options, growth_rates=growth_rates, units=units, groups=groups, dropout=dropout)
+    model = DenseNet(
+        options, growth_rates=growth_rates, units=units, groups=groups, dropout=dropout
+    )
+    if condense_factor is not None:
+        if options.realloc is not None:
+            raise ValueError(
+                "`condense_factor` is for the plain network: learned groups and selective convs "
+                "exclude each other."
+            )
+        for unit in model.modules():
+            if isinstance(unit, DenseUnit):
+                conv = unit.pointwise.conv
+                unit.pointwise.conv = LearnedGroupConv2d.from_conv(conv, groups, condense_factor)
+    return model

@@ -1,0 +1,196 @@
+"""Three ways to halve a network's multiply-adds, on one reduced job, side by side in one run.
+
+The same zoo network, data, epochs and schedule, and equal multiply-adds in the end:
+
+* `plain`: the dense network, for reference;
+* `selectconv`: de-allocation with `target_macs`, one budget over the first half of the epochs;
+* `torch-pruning L1`: Torch-Pruning's L1 magnitude after the first half; the second half is
+  fine-tuning;
+* `torch-pruning BN scale`: sparse batch norm scales in the first half (network slimming), then
+  Torch-Pruning's BN-scale pruner; the second half is fine-tuning.
+
+Both of Torch-Pruning's rank the channels of all layers at once: with one part for every layer the
+narrow layers of this job come no nearer to the target than 8 %.
+
+A JSON line a run; lines that are there already are not run again. The table is made from the lines.
+
+    python benchmarks/compression_side_by_side.py --seeds 3 --out results/compression
+"""
+
+import argparse
+import functools
+import json
+import shlex
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from selectconv.cost import count
+from selectconv.data.registry import load_dataset
+from selectconv.train import loop
+from selectconv.train.channels import Slimmer
+from selectconv.train.config import resolve
+from selectconv.train.records import describe_environment
+from selectconv.zoo import create_model
+
+METHODS: dict[str, dict[str, Any]] = {
+    "plain": {"method": "plain"},
+    "selectconv": {"method": "dealloc"},
+    "torch-pruning L1": {"method": "slimming", "bn_sparsity": 0.0},
+    "torch-pruning BN scale": {"method": "slimming"},
+}
+LINES, TABLE = "side_by_side.jsonl", "side_by_side.md"
+
+
+class Silent:
+    """A display that shows nothing."""
+
+    def batches(self, loader: Any, epoch: int, what: str) -> Any:
+        """Pass the batches through."""
+        return loader.epoch(epoch)
+
+    def epoch_done(self, row: Any, report: Any) -> None:
+        """Show nothing."""
+
+
+def run_one(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Train once; returns the line of results."""
+    settings = {
+        "model": "densenet40",
+        "data": options.data,
+        "epochs": options.epochs,
+        "batch_size": 64,
+        "subset": options.subset,
+        "test_subset": options.test_subset,
+        "device": "cpu",
+        "seed": seed,
+        "bn_sparsity": options.bn_sparsity,
+        **METHODS[name],
+    }
+    if name != "plain":
+        settings["target_macs"] = options.target
+    config = resolve(settings)
+    splits = load_dataset(
+        config.data, options.data_root, subset=config.subset, test_subset=config.test_subset
+    )
+    # A narrow network: hours on the full one would be needed for the same comparison.
+    loop.create_model = functools.partial(
+        create_model, growth_rate=options.growth_rate, units=options.units
+    )
+    training = loop.Training(config, loop.build_fabric(config), splits)
+    if name == "torch-pruning L1":
+        assert isinstance(training.allocator, Slimmer)
+        scores = training.allocator.pruning.importance
+        training.allocator.importance = scores.MagnitudeImportance(p=1)
+    example = torch.zeros(1, *splits.info.shape)
+    dense = count(training.model, example)
+    started = time.process_time()
+    errors, steps = [], []
+    for epoch in range(config.epochs):
+        row, report = training.run_epoch(epoch, Silent())
+        errors.append(row["test_error"])
+        if report:  # the error of a line is from before the step
+            steps.append((row["test_error"], training.evaluate(Silent(), epoch)[1]))
+    cpu_seconds = time.process_time() - started
+    final = count(training.model, example)
+    return {
+        "method": name,
+        "seed": seed,
+        "test_error": round(errors[-1], 3),
+        "best_error": round(min(errors), 3),
+        "macs": final.macs,
+        "macs_ratio": round(final.macs / dense.macs, 4),
+        "params": final.params,
+        "params_ratio": round(final.params / dense.params, 4),
+        # The largest rise of the test error through one cut, in points, and where it went to.
+        "largest_rise": round(max((after - before for before, after in steps), default=0.0), 3),
+        "error_after_last_cut": round(steps[-1][1], 3) if steps else None,
+        "cpu_seconds": round(cpu_seconds, 1),
+        "config": {**config.to_dict(), "growth_rate": options.growth_rate, "units": options.units},
+        "command": shlex.join(["python", *sys.argv]),
+        "environment": describe_environment(),
+    }
+
+
+def write_table(lines: list[dict[str, Any]], path: Path) -> None:
+    """Write the Markdown table of all lines."""
+    config = lines[0]["config"]
+    text = [
+        "# Compression, side by side on one reduced job",
+        "",
+        f"`{lines[0]['command']}`",
+        "",
+        f"A narrow DenseNet (growth rate {config['growth_rate']}, units {config['units']}) on "
+        f"{config['data']}, {config['subset']} training and {config['test_subset']} test images, "
+        f"{config['epochs']} epochs of batches of {config['batch_size']}, lr {config['lr']}. Mean "
+        "over seeds, with the smallest and the largest in brackets. Errors are those of the last "
+        "epoch. A reduced job: it ranks nothing but itself.",
+        "",
+        "| method | seeds | multiply-adds | parameters | test error % |"
+        " largest rise through one cut (points) | CPU s |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name in METHODS:
+        rows = [line for line in lines if line["method"] == name]
+        if not rows:
+            continue
+        cells = [name, str(len(rows))]
+        for key, digits in (
+            ("macs_ratio", 3),
+            ("params_ratio", 3),
+            ("test_error", 2),
+            ("largest_rise", 2),
+            ("cpu_seconds", 0),
+        ):
+            values = [row[key] for row in rows]
+            spread = f"{min(values):.{digits}f} to {max(values):.{digits}f}"
+            cells.append(f"{statistics.mean(values):.{digits}f} ({spread})")
+        text.append("| " + " | ".join(cells) + " |")
+    environment = lines[0]["environment"]
+    text += [
+        "",
+        f"torch {environment['versions']['torch']}, {environment['hardware']}, "
+        f"{environment['threads']} thread, commit {str(environment['commit'])[:10]}. "
+        f"One line a run: `{LINES}`.",
+        "",
+    ]
+    path.write_text("\n".join(text))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("results/compression"))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--data", default="fashion-mnist")
+    parser.add_argument("--data-root", default=None)
+    parser.add_argument("--subset", type=int, default=3000)
+    parser.add_argument("--test-subset", type=int, default=2000)
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--growth-rate", type=int, default=8)
+    parser.add_argument("--units", type=int, nargs="+", default=[3, 3, 3])
+    parser.add_argument("--target", type=float, default=0.5)
+    parser.add_argument("--bn-sparsity", type=float, default=1e-3)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / LINES
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    for seed in range(options.seeds):
+        for name in METHODS:
+            if any(line["method"] == name and line["seed"] == seed for line in lines):
+                continue
+            line = run_one(name, seed, options)
+            with path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            lines.append(line)
+            write_table(lines, options.out / TABLE)
+            shown = ("method", "seed", "test_error", "macs_ratio", "largest_rise", "cpu_seconds")
+            print({key: line[key] for key in shown}, flush=True)
+
+
+if __name__ == "__main__":
+    main()

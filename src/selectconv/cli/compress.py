@@ -1,0 +1,141 @@
+"""`selectconv compress`: a run's network as a smaller plain model in one file."""
+
+import functools
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+from rich.console import Console
+from rich.table import Table
+
+from selectconv.checks import check_count
+from selectconv.cli.run_model import load_run
+
+HELP = "write a run's network as a smaller plain model"
+
+
+def build_parser() -> ArgumentParser:
+    """Build the verb's parser."""
+    parser = ArgumentParser(description=HELP, exit_on_error=False)
+    parser.add_argument("dir", type=str, help="folder of the run")
+    parser.add_argument(
+        "--out", type=str | None, default=None, help="file to write; DIR/compressed.safetensors"
+    )
+    parser.add_argument("--best", action="store_true", help="the epoch of the lowest test error")
+    parser.add_argument(
+        "--round-to", type=int | None, default=None, help="round numbers of channels up"
+    )
+    parser.add_argument(
+        "--table", action="store_true", help="measure plain, masked, compressed and ONNX models"
+    )
+    parser.add_argument("--batch-size", type=int, default=1, help="images a call, for --table")
+    parser.add_argument("--repeats", type=int, default=7, help="interleaved repeats, for --table")
+    parser.add_argument("--json", action="store_true", help="print a JSON line a model")
+    return parser
+
+
+def run(options: Namespace) -> int:
+    """Compress, save, and say what it costs now."""
+    if options.round_to is not None:
+        check_count("round_to", options.round_to, 1)
+    check_count("batch_size", options.batch_size, 1)
+    check_count("repeats", options.repeats, 1)
+    model, plain, shape = load_run(options.dir, best=options.best)
+
+    import torch
+
+    from selectconv.compress import compress
+    from selectconv.compressed_file import save_compressed
+
+    out = Path(options.out or Path(options.dir) / "compressed.safetensors")
+    example = torch.randn(options.batch_size, *shape, generator=torch.Generator().manual_seed(0))
+    small = compress(model, example, round_to=options.round_to)
+    save_compressed(small, out)
+    rows = _rows(plain, model, small, out, example, options.repeats if options.table else 0)
+    if options.json:
+        for row in rows:
+            print(json.dumps(row))
+        return 0
+    table = Table(title=f"{out}, written; measured with batches of {options.batch_size}")
+    table.add_column("model")
+    for head in ("parameters", "multiply-adds", "file, kB", "ms a call", "of plain"):
+        table.add_column(head, justify="right")
+    for row in rows:
+        table.add_row(
+            row["model"],
+            f"{row['params']:,}",
+            f"{row['macs'] / 1e6:,.2f}M",
+            "-" if row["file_bytes"] is None else f"{row['file_bytes'] / 1000:,.0f}",
+            "-" if row["ms"] is None else f"{row['ms']:.2f}",
+            "-" if row["time_ratio"] is None else f"{row['time_ratio']:.2f}",
+        )
+    Console(width=None if Console().is_terminal else 110).print(table)
+    return 0
+
+
+def _rows(
+    plain: Any, model: Any, small: Any, out: Path, example: Any, repeats: int
+) -> list[dict[str, Any]]:
+    """Describe the three models, and ONNX's where it is measured; `repeats` 0: do not measure."""
+    import torch
+
+    from selectconv.cost import count, count_params
+
+    one = example[:1]
+    dense, kept = count(plain, one), count(small, one)
+    sizes = {
+        "plain": (dense.params, dense.macs, _size_of(plain)),
+        # Masked weights are stored and multiplied like the others.
+        "masked": (count_params(model), dense.macs, _size_of(model)),
+        "compressed": (kept.params, kept.macs, out.stat().st_size),
+    }
+    runs = {
+        name: functools.partial(module, example)
+        for name, module in zip(sizes, (plain, model, small), strict=True)
+    }
+    times: dict[str, list[float]] = {}
+    if repeats:
+        from selectconv.export import export_onnx, open_session
+        from selectconv.latency import measure_latency
+
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "model.onnx")
+            export_onnx(small, file, example)
+            sizes["onnx"] = (kept.params, kept.macs, os.path.getsize(file))
+            session = open_session(file)
+        runs["onnx"] = functools.partial(session, example)
+        with torch.inference_mode():
+            times = measure_latency(runs, repeats)
+    return [
+        {
+            "model": name,
+            "params": params,
+            "macs": macs,
+            "file_bytes": size,
+            **_timing(times, name),
+        }
+        for name, (params, macs, size) in sizes.items()
+    ]
+
+
+def _timing(times: dict[str, list[float]], name: str) -> dict[str, float | None]:
+    import statistics
+
+    from selectconv.latency import median_ratio
+
+    if not times:
+        return {"ms": None, "time_ratio": None}
+    return {
+        "ms": round(statistics.median(times[name]) * 1000, 4),
+        "time_ratio": round(median_ratio(times[name], times["plain"]), 4),
+    }
+
+
+def _size_of(model: Any) -> int:
+    from safetensors.torch import save
+
+    tensors = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
+    return len(save(tensors))

@@ -1,0 +1,42 @@
+"""`selectconv export`: a run's network as an ONNX file."""
+
+import json
+from pathlib import Path
+
+from jsonargparse import ArgumentParser, Namespace
+
+from selectconv.cli.run_model import load_run
+
+HELP = "write a run's network as ONNX"
+
+
+def build_parser() -> ArgumentParser:
+    """Build the verb's parser."""
+    parser = ArgumentParser(description=HELP, exit_on_error=False)
+    parser.add_argument("dir", type=str, help="folder of the run")
+    parser.add_argument("--out", type=str | None, default=None, help="file; DIR/model.onnx")
+    parser.add_argument("--best", action="store_true", help="the epoch of the lowest test error")
+    parser.add_argument("--json", action="store_true", help="print one JSON line")
+    return parser
+
+
+def run(options: Namespace) -> int:
+    """Export."""
+    model, _, shape = load_run(options.dir, best=options.best)
+
+    import torch
+
+    from selectconv.export import BATCHES, TOLERANCE, export_onnx
+
+    out = Path(options.out or Path(options.dir) / "model.onnx")
+    example = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
+    export_onnx(model, out, example)
+    if options.json:
+        print(json.dumps({"file": str(out), "bytes": out.stat().st_size}))
+    else:
+        sizes = " and ".join(map(str, BATCHES))
+        print(
+            f"{out}: {out.stat().st_size / 1000:,.0f} kB, agrees with PyTorch to {TOLERANCE:g} for "
+            f"batches of {sizes}"
+        )
+    return 0

@@ -1,0 +1,44 @@
+"""The network of a run, for the verbs that make something of it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from selectconv.cli.errors import UsageError
+from selectconv.errors import RunError
+from selectconv.train.config import resolve
+from selectconv.train.records import BEST, LAST, RunFolder
+
+
+def load_run(path: str | Path, *, best: bool) -> tuple[Any, Any, tuple[int, int, int]]:
+    """Load a run's network with its last or best weights; no data is needed.
+
+    Returns:
+        The network, in evaluation mode; the plain network of the same kind, for comparison, with
+        weights of its own; and the shape (C, H, W) of an image.
+
+    Raises:
+        UsageError: the folder is not a run, or has no weights.
+    """
+    folder = RunFolder(path)
+    try:
+        config = resolve(folder.read_config())
+    except RunError as error:
+        raise UsageError(str(error)) from error
+    weights = folder / (BEST if best else LAST)
+    if not weights.exists():
+        raise UsageError(f"there is no {weights}: the run has not finished an epoch yet.")
+
+    from selectconv.data.registry import dataset_info
+    from selectconv.train.checkpoint import load_weights
+    from selectconv.train.loop import build_model
+    from selectconv.zoo.learned_group_conv import condense
+
+    info = dataset_info(config.data)
+    model = build_model(config, info)
+    load_weights(weights, model, slimmed=config.method == "slimming")
+    if config.method == "lgc":
+        condense(model)
+    dense = replace(config, method="plain", target_macs=None, target_params=None)
+    plain = build_model(dense, info)
+    return model.eval(), plain.eval(), info.shape

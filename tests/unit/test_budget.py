@@ -1,0 +1,283 @@
+"""Budgets: gamma is solved for, so that a training ends at a part of the dense model's cost."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import selectconv as sc
+from selectconv.allocation import choose_dealloc
+from selectconv.budget import FLOOR, StepOptions, _closing_order, _Queue, check_targets, num_kept
+from tiny_models import assert_same, conv_net, select_layers, snapshot, train
+
+IMAGES = torch.zeros(1, 3, 8, 8)
+WITHIN = 0.01
+
+
+def dense_net(**more):
+    """Wide enough that a slot is well below a hundredth of the cost."""
+    return sc.create_model(
+        "densenet40", growth_rate=8, units=(2, 2, 2), num_classes=4, selective=True, **more
+    )
+
+
+def setup(mode="dealloc", epochs=8, build=dense_net, train_first=True, **arguments):
+    model = build()
+    optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.05, momentum=0.9)
+    if train_first:
+        train(model, optimizer, steps=2)
+    allocator = sc.ChannelAllocator(
+        model, optimizer, total_epochs=epochs, mode=mode, example_input=IMAGES, **arguments
+    )
+    return model, optimizer, allocator
+
+
+def ratio(model, name, dense):
+    cost = sc.count(model, IMAGES)
+    return (cost.macs if name == "target_macs" else cost.params) / dense
+
+
+@pytest.mark.parametrize(
+    ("mode", "target"),
+    [
+        ("dealloc", {"target_macs": 0.5}),
+        ("dealloc", {"target_params": 0.35}),
+        ("select", {"target_macs": 0.5}),
+        ("zero", {"target_params": 0.35}),
+        ("random", {"target_macs": 0.5}),
+    ],
+)
+def test_a_training_ends_at_its_target(mode, target):
+    [(name, fraction)] = target.items()
+    model, optimizer, allocator = setup(mode, epochs=6, **target)
+    cost = sc.count(model, IMAGES)
+    dense = cost.macs if name == "target_macs" else cost.params
+    opened = 0
+    for epoch in range(6):
+        train(model, optimizer, steps=1, seed=epoch)
+        report = allocator.step(epoch)
+        opened += sum(map(len, report.reallocated.values()))
+        # Never above the epoch's budget by more than a slot or two.
+        assert ratio(model, name, dense) <= allocator.budget.at(epoch) / dense + WITHIN
+        for layer in select_layers(model).values():
+            assert int(layer.gate.sum()) >= math.ceil(FLOOR * layer.in_channels)
+    assert ratio(model, name, dense) == pytest.approx(fraction, rel=WITHIN)
+    assert (opened > 0) == (mode != "dealloc")
+    if mode == "dealloc":
+        assert int(sum((~layer.gate).sum() for layer in select_layers(model).values())) > 0
+
+
+def test_the_budget_falls_in_a_line_over_the_acting_epochs():
+    _, _, allocator = setup(target_macs=0.4, epochs=10)
+    budget = allocator.budget
+    at = [budget.at(epoch) / budget.dense for epoch in range(7)]
+    assert at == pytest.approx([0.88, 0.76, 0.64, 0.52, 0.4, 0.4, 0.4])
+
+
+def test_one_gamma_for_all_layers_closes_what_algorithm_1_closes():
+    model, _, allocator = setup(target_macs=0.6, epochs=2, stop_at=0.5)
+    before = {name: layer.gate.clone() for name, layer in select_layers(model).items()}
+    necdm = {n: m.ecdm(normalized=True) for n, m in select_layers(model).items()}
+    report = allocator.step(0)
+    gamma = allocator.budget.gamma
+    assert 0 < gamma < 1
+    for name, layer in select_layers(model).items():
+        closed = set((before[name] & ~layer.gate).nonzero().flatten().tolist())
+        assert closed == set(report.deallocated.get(name, []))
+        chosen = set(choose_dealloc(necdm[name], gamma).tolist())
+        at_floor = int(layer.gate.sum()) == math.ceil(FLOOR * layer.in_channels)
+        assert closed == chosen or (at_floor and closed < chosen), name
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_closing_order_agrees_with_algorithm_1_at_every_gamma(groups):
+    conv = sc.SelectConv2d(24, 8, 1, groups=groups, bias=False)
+    norm = nn.BatchNorm2d(24)
+    nn.init.uniform_(norm.weight)
+    conv.mean_source = sc.BatchNormMean(norm, torch.relu)
+    conv.close([3, 20])
+    slots, levels = _closing_order(conv, "mean", None)
+    kept = groups * num_kept(24 // groups)
+    assert len(slots) == 22 - kept
+    assert bool((levels.diff() >= 0).all())
+    necdm = conv.ecdm(normalized=True)
+    for number in range(1, len(slots)):
+        chosen = choose_dealloc(necdm, float(levels[number - 1]) + 1e-9)
+        ours = {3, 20, *slots[:number].tolist()}
+        if groups == 1:
+            assert set(chosen.tolist()) == ours
+        else:  # a group at its floor leaves slots out that the others pass
+            assert len(ours) <= len(chosen) + 1
+
+
+def test_protected_slots_and_the_floor_stay_open():
+    conv = sc.SelectConv2d(20, 8, 1, bias=False)
+    conv.mean_source = sc.BatchNormMean(nn.BatchNorm2d(20), torch.relu)
+    protected = torch.zeros(20, dtype=torch.bool)
+    protected[[1, 4]] = True
+    slots, _ = _closing_order(conv, "mean", protected)
+    assert not {1, 4} & set(slots.tolist())
+    assert len(slots) == 18, "the two protected ones are the floor's"
+    assert len(_closing_order(conv, "mean", None)[0]) == 18
+    conv.close(range(5, 20))
+    assert len(_closing_order(conv, "mean", None)[0]) == 3
+    slots, _ = _closing_order(conv, "mean", protected)
+    assert len(slots) == 3
+    conv.close([0, 2, 3])
+    assert len(_closing_order(conv, "mean", protected)[0]) == 0
+
+
+def test_the_queue_of_all_layers_is_sorted_and_cut_anywhere():
+    model, _, _ = setup()
+    layers = select_layers(model)
+    options = StepOptions(0, "mean", 1e-3, None, {}, torch.Generator())
+    queue = _Queue(layers, options)
+    assert bool((queue.levels.diff() >= 0).all())
+    for number in (0, 1, 17, len(queue)):
+        first = queue.first(queue.counts(number))
+        assert sum(map(len, first.values())) == number
+        assert queue.number_at(queue.gamma_at(number)) >= number
+    assert queue.gamma_at(0) == 0.0
+
+
+def test_a_preview_and_a_failed_step_change_nothing():
+    model, optimizer, allocator = setup("select", target_macs=0.5)
+    before = snapshot(model, optimizer, allocator)
+    report = allocator.preview()
+    assert report
+    assert_same(snapshot(model, optimizer, allocator), before)
+    assert allocator.step(0).plan.to_dict() == report.plan.to_dict()
+    layer = next(iter(select_layers(model).values()))
+    with torch.no_grad():
+        layer.weight[0, 0] = float("nan")
+    before = snapshot(model, optimizer, allocator)
+    with pytest.raises(sc.AllocationError, match="NaN or infinite"):
+        allocator.step(1)
+    assert_same(snapshot(model, optimizer, allocator), before)
+
+
+def test_resumed_in_the_middle_it_decides_the_same():
+    def run(stop=None, state=None):
+        model, optimizer, allocator = setup("select", train_first=False, target_macs=0.5, seed=3)
+        plans = []
+        start = 0
+        if state is not None:
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+            # As a trainer does: the allocator is built on the loaded model.
+            allocator = sc.ChannelAllocator(
+                model, optimizer, total_epochs=8, example_input=IMAGES, target_macs=0.5, seed=9
+            )
+            allocator.load_state_dict(state["allocator"])
+            start = stop
+        for epoch in range(start, 8):
+            if epoch == stop and state is None:
+                return plans, snapshot(model, optimizer, allocator)
+            train(model, optimizer, steps=2, seed=epoch)
+            plans.append(allocator.step(epoch).plan.to_dict())
+        return plans, snapshot(model, optimizer, allocator)
+
+    torch.manual_seed(5)
+    whole, end = run()
+    torch.manual_seed(5)
+    first, middle = run(stop=2)
+    torch.manual_seed(6)
+    rest, resumed_end = run(stop=2, state=middle)
+    assert first + rest == whole
+    assert_same(resumed_end["model"], end["model"])
+    assert_same(resumed_end["allocator"], end["allocator"])
+
+
+def test_shifts_that_grow_later_do_not_pass_the_target():
+    model, optimizer, allocator = setup("select", target_macs=0.6, grace=1)
+    for epoch in range(4):
+        train(model, optimizer, steps=2, seed=epoch)
+        allocator.step(epoch)
+    dense = allocator.budget.dense
+    moved = [m for m in select_layers(model).values() if bool((m.moved & m.gate).any())]
+    assert moved, "the test needs slots that stay re-opened"
+    with torch.no_grad():
+        for layer in moved:
+            layer.shift.mul_(2.5)
+    assert ratio(model, "target_macs", dense) > 0.6 * (1 + WITHIN)
+    report = allocator.step(4)
+    assert report.deallocated
+    assert not report.reallocated
+    assert ratio(model, "target_macs", dense) == pytest.approx(0.6, rel=WITHIN)
+
+
+def test_on_demand_the_users_gamma_holds():
+    model, _, allocator = setup(target_macs=0.5, gamma=0.0)
+    assert not allocator.dealloc()
+    assert all(bool(layer.gate.all()) for layer in select_layers(model).values())
+
+
+def test_a_slot_that_is_too_dear_is_passed_over():
+    """A slot of the 3x3 conv is more than a hundredth of this model, one of the 1x1 conv is not."""
+    model, optimizer, allocator = setup(
+        "dealloc", build=lambda: conv_net(width=64), target_params=0.5
+    )
+    dense = sc.count(model, IMAGES).params
+    for epoch in range(8):
+        train(model, optimizer, steps=1, seed=epoch)
+        allocator.step(epoch)
+    assert ratio(model, "target_params", dense) == pytest.approx(0.5, rel=WITHIN)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"target_macs": 0.5, "target_params": 0.5}, ValueError, "exclude each other"),
+        ({"target_macs": 1.0}, ValueError, "above 0 and below 1; got 1.0"),
+        ({"target_params": 0}, ValueError, "`target_params` must be a part .* got 0"),
+        ({"target_macs": -0.5}, ValueError, r"`target_macs` must be in \[0, 1\], got -0.5"),
+        ({"target_macs": "half"}, TypeError, "'half'"),
+        ({"target_macs": 0.5, "example_input": None}, ValueError, "needs an `example_input`"),
+        ({"target_macs": 0.5, "mode": "shift"}, ValueError, "closes slots, got 'shift'"),
+        ({"target_macs": 0.5, "mode": "none"}, ValueError, "closes slots, got 'none'"),
+        ({"target_macs": 0.5, "stop_at": 0.0}, ValueError, "`stop_at` is 0"),
+        ({"target_macs": 0.01}, ValueError, r"cannot be reached: .* the closest is 0\.\d+"),
+        (
+            {"target_macs": 0.5, "example_input": torch.zeros(1, 5, 8, 8)},
+            sc.CompressionError,
+            "`example_input`",
+        ),
+    ],
+)
+def test_wrong_targets_are_refused(arguments, error, message):
+    model = dense_net()
+    options = {"total_epochs": 8, "example_input": IMAGES, **arguments}
+    with pytest.raises(error, match=message):
+        sc.ChannelAllocator(model, **options)
+    assert all(bool(layer.gate.all()) for layer in select_layers(model).values())
+
+
+def test_a_target_that_slots_cannot_meet_warns_and_says_the_closest():
+    conv = sc.SelectConv2d(8, 8, 3, padding=1)  # a slot is an eighth of the model
+    norm = nn.BatchNorm2d(8)
+    conv.mean_source = sc.BatchNormMean(norm, torch.relu)
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), norm, nn.ReLU(), conv)
+    allocator = sc.ChannelAllocator(
+        model, total_epochs=2, mode="dealloc", target_macs=0.7, example_input=IMAGES
+    )
+    with pytest.warns(sc.SelectConvWarning, match=r"`target_macs` 0.7 was not met: 0\.750 of"):
+        allocator.step(0)
+    assert int(conv.gate.sum()) == 6
+
+
+def test_a_state_of_another_target_is_refused():
+    _, _, one = setup(target_macs=0.5)
+    _, _, other = setup(target_macs=0.6)
+    _, _, without = setup()
+    with pytest.raises(sc.AllocationError, match=r"`target_macs` 0\.6, this .* 0\.5"):
+        one.load_state_dict(other.state_dict())
+    with pytest.raises(sc.AllocationError, match="must have the keys"):
+        one.load_state_dict(without.state_dict())
+    with pytest.raises(sc.AllocationError, match="must have the keys"):
+        without.load_state_dict(one.state_dict())
+
+
+def test_no_target_is_no_budget():
+    assert check_targets(None, None) == []
+    assert setup()[2].budget is None

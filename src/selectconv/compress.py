@@ -266,13 +266,13 @@ def _conv(part: Part, *, has_bias: bool) -> nn.Module:
         groups=len(part.filters),
         bias=bias,
         padding_mode="zeros" if part.is_enlarged else old.padding_mode,
-        device=weight.device,
-        dtype=weight.dtype,
+        device="meta",  # nothing is drawn
     )
-    new.weight.copy_(weight)
+    new.weight = nn.Parameter(weight)
     if bias:
         assert old.bias is not None
-        new.bias.copy_(old.bias[torch.from_numpy(part.filters.reshape(-1))])
+        filters = torch.from_numpy(part.filters.reshape(-1)).to(weight.device)
+        new.bias = nn.Parameter(old.bias.detach()[filters])
     if Pointwise2d.can_replace(new):
         new.__class__ = Pointwise2d
     return cast(nn.Module, new)
@@ -283,9 +283,9 @@ def _stencil(part: Part) -> nn.Module:
     kind = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[len(part.reach)]
     new = cast(Any, kind)(
         len(weight), len(weight), part.stencil_size, padding=part.reach, groups=len(weight),
-        bias=False, device=weight.device, dtype=weight.dtype,
+        bias=False, device="meta",
     )  # fmt: skip
-    new.weight.copy_(weight)
+    new.weight = nn.Parameter(weight)
     return cast(nn.Module, new)
 
 

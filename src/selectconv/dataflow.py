@@ -63,7 +63,7 @@ _INERT_METHODS = ("contiguous", "detach")
 # These may give a second name to the memory of their input.
 _VIEW_FUNCTIONS = (
     torch.flatten, torch.reshape, torch.squeeze, torch.unsqueeze, torch.permute, torch.transpose,
-    torch.chunk, torch.split, torch.narrow, torch.movedim, torch.unbind, operator.getitem, getattr,
+    torch.chunk, torch.split, torch.narrow, torch.movedim, torch.unbind, operator.getitem,
 )  # fmt: skip
 _VIEW_METHODS = (
     "view", "reshape", "flatten", "squeeze", "unsqueeze", "permute", "transpose", "chunk", "split",
@@ -304,8 +304,12 @@ def _drop_writes(graph: fx.Graph, root: nn.Module) -> None:
         written = argument(node, 0, "input")
         if not isinstance(written, fx.Node):
             continue
-        views = [node for node in (written, *written.users) if _is_view(node)]
-        if any(order[user] > order[node] for view in views for user in view.users):
+        others = [
+            other
+            for other in _names_of(written)
+            if other is not written and order[other] < order[node]
+        ]
+        if any(order[user] > order[node] for other in others for user in other.users):
             raise CompressionError(
                 f"`{node.name}` writes in place into a part of a tensor that is read again; write "
                 "it out of place to compress the model. As it is, masked, it still works."
@@ -332,7 +336,7 @@ def _make_functional(node: fx.Node) -> bool:
     name = str(getattr(node.target, "__name__", node.target))
     if node.op not in ("call_method", "call_function"):
         return False
-    if node.target is not operator.setitem and (not name.endswith("_") or name.endswith("__")):
+    if not name.endswith("_") or name.endswith("__"):
         return False
     if node.op == "call_method" and hasattr(Tensor, name[:-1]):
         node.target = name[:-1]
@@ -352,6 +356,16 @@ def _argument_names(function: Any) -> list[str]:
         return list(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # a builtin, none of which has such an argument
         return []
+
+
+def _names_of(node: fx.Node) -> list[fx.Node]:
+    """List the nodes that may share a node's memory, as its views or as what it is a view of."""
+    while _is_view(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    names = [node]
+    for name in names:  # grows on the way
+        names += [user for user in name.users if _is_view(user) and user.args[0] is name]
+    return names
 
 
 def _is_view(node: fx.Node) -> bool:

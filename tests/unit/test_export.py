@@ -101,6 +101,6 @@ def test_writes_nothing_where_outputs_differ(tmp_path, monkeypatch):
     monkeypatch.setattr(
         export, "open_session", lambda content: lambda *x: [y + 1 for y in real(content)(*x)]
     )
-    with pytest.raises(sc.ExportError, match="output 0 in onnxruntime differs .* batch of 1"):
+    with pytest.raises(sc.ExportError, match=r"output 0 in onnxruntime differs .* batch of 1"):
         sc.export_onnx(model, tmp_path / "model.onnx", X)
     assert list(tmp_path.iterdir()) == []

@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from selectconv.concat_buffer import undo_buffers
 from selectconv.errors import CompressionError
 from selectconv.layer import SelectConvNd
-from selectconv.pointwise import Pointwise2d
+from selectconv.pointwise import Pointwise2d, split_sums
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, Pointwise2d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -161,6 +161,7 @@ def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
 def _trace_copy(root: nn.Module, model: nn.Module, example_input: Any) -> Dataflow:
     graph = _trace(root, model)
     undo_buffers(graph)
+    split_sums(graph, root)
     _drop_inert(graph, root)
     _drop_writes(graph, root)
     for node in graph.find_nodes(op="call_method", target="clone"):  # nobody writes any more

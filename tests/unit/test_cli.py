@@ -25,7 +25,7 @@ def complaint(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "train,eval,compress,export,data,models,bench"),
+        ([], "train,eval,compress,export,data"),
         (["tran"], "'tran'"),
         (["models", "--jsn"], "did you mean --json"),
         (["data"], "action"),

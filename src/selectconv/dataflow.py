@@ -50,6 +50,7 @@ _CHANNELWISE_FUNCTIONS = (
 )  # fmt: skip
 _CHANNELWISE_METHODS = (
     "relu", "sigmoid", "tanh", "clamp", "abs", "neg", "exp", "sqrt", "add", "sub", "mul", "div",
+    "contiguous",
 )  # fmt: skip
 _CONCATS = (torch.cat, torch.concat, torch.concatenate)
 _INERT_MODULES = (
@@ -59,7 +60,7 @@ _INERT_MODULES = (
 _INERT_FUNCTIONS = (
     F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
 )  # fmt: skip
-_INERT_METHODS = ("contiguous", "detach")
+_INERT_METHODS = ("detach",)
 # These may give a second name to the memory of their input.
 _VIEW_FUNCTIONS = (
     torch.flatten, torch.reshape, torch.squeeze, torch.unsqueeze, torch.permute, torch.transpose,
@@ -68,7 +69,7 @@ _VIEW_FUNCTIONS = (
 _VIEW_METHODS = (
     "view", "reshape", "flatten", "squeeze", "unsqueeze", "permute", "transpose", "chunk", "split",
     "narrow", "movedim", "unbind", "expand", "expand_as", "view_as", "to", "type_as", "float", "t",
-    "select", "unflatten",
+    "select", "unflatten", "contiguous",
 )  # fmt: skip
 _IN_PLACE_OPERATORS: dict[Any, Callable[..., Any]] = {
     operator.iadd: operator.add,

@@ -95,6 +95,7 @@ class _Builder:
                 self.new[node] = self._write(op)
         fill_buffers(self.graph, self.widths)
         self._write_in_place()
+        self._add_to_streams()
         return fx.GraphModule(self.made, self.graph, class_name="Compressed").eval()
 
     def _write_in_place(self) -> None:
@@ -113,6 +114,37 @@ class _Builder:
                 first = fresh[-1]
                 (other,) = (one for one in node.all_input_nodes if one is not first)
                 node.target, node.args = operator.iadd, (first, other)
+
+    def _add_to_streams(self) -> None:
+        """Let pointwise convs add to the other summand, where nobody reads that one again."""
+        order = {node: place for place, node in enumerate(self.graph.nodes)}
+        for node in self.graph.find_nodes(op="call_function", target=operator.iadd):
+            for conv, other in (node.args, node.args[::-1]):
+                if not (isinstance(conv, fx.Node) and isinstance(other, fx.Node)):
+                    break
+                is_last = all(order[user] <= order[node] for user in other.users)
+                if self._is_lone_pointwise(conv) and is_last and self._owns_memory(other):
+                    with self.graph.inserting_before(node):
+                        total = self.graph.call_module(str(conv.target), (conv.args[0], other))
+                    order[total] = order[node]
+                    node.replace_all_uses_with(total)
+                    self.graph.erase_node(node)
+                    self.graph.erase_node(conv)
+                    break
+
+    def _is_lone_pointwise(self, node: fx.Node) -> bool:
+        return (
+            node.op == "call_module"
+            and isinstance(self.made[str(node.target)], Pointwise2d)
+            and len(node.args) == 1
+            and len(node.users) == 1
+        )
+
+    def _owns_memory(self, node: fx.Node) -> bool:
+        if node.op == "call_module":
+            kinds = (*CONVS, *NORMS, nn.AvgPool2d, nn.MaxPool2d)
+            return isinstance(self.made[str(node.target)], kinds)
+        return node.target in (torch.index_select, F.pad, operator.iadd, operator.add)
 
     def _is_fresh(self, node: fx.Node) -> bool:
         """Tell whether a value has memory of its own and a single reader."""
@@ -266,13 +298,13 @@ def _conv(part: Part, *, has_bias: bool) -> nn.Module:
         groups=len(part.filters),
         bias=bias,
         padding_mode="zeros" if part.is_enlarged else old.padding_mode,
-        device=weight.device,
-        dtype=weight.dtype,
+        device="meta",  # nothing is drawn
     )
-    new.weight.copy_(weight)
+    new.weight = nn.Parameter(weight)
     if bias:
         assert old.bias is not None
-        new.bias.copy_(old.bias[torch.from_numpy(part.filters.reshape(-1))])
+        filters = torch.from_numpy(part.filters.reshape(-1)).to(weight.device)
+        new.bias = nn.Parameter(old.bias.detach()[filters])
     if Pointwise2d.can_replace(new):
         new.__class__ = Pointwise2d
     return cast(nn.Module, new)
@@ -283,9 +315,9 @@ def _stencil(part: Part) -> nn.Module:
     kind = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[len(part.reach)]
     new = cast(Any, kind)(
         len(weight), len(weight), part.stencil_size, padding=part.reach, groups=len(weight),
-        bias=False, device=weight.device, dtype=weight.dtype,
+        bias=False, device="meta",
     )  # fmt: skip
-    new.weight.copy_(weight)
+    new.weight = nn.Parameter(weight)
     return cast(nn.Module, new)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from selectconv.checks import check_count
@@ -173,7 +173,10 @@ def _share(size: int, op: Operation, kept: int) -> int:
 
 
 def _elements_read(flow: Dataflow, op: Operation, layout: Layout) -> int:
-    before = flow.operations[argument(op.node, 0, "input")].shape
+    other = argument(op.node, 0, "input")
+    if not isinstance(other, fx.Node):
+        return 0
+    before = flow.operations[other].shape
     is_pool = _calls(op, _AVERAGE_POOLS) or is_spatial_mean(op.node, before)
     if not is_pool and not _calls(op, _RELUS):
         return 0

@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from selectconv.concat_buffer import undo_buffers
 from selectconv.errors import CompressionError
 from selectconv.layer import SelectConvNd
-from selectconv.pointwise import Pointwise2d
+from selectconv.pointwise import Pointwise2d, split_sums
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, Pointwise2d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -50,6 +50,7 @@ _CHANNELWISE_FUNCTIONS = (
 )  # fmt: skip
 _CHANNELWISE_METHODS = (
     "relu", "sigmoid", "tanh", "clamp", "abs", "neg", "exp", "sqrt", "add", "sub", "mul", "div",
+    "contiguous",
 )  # fmt: skip
 _CONCATS = (torch.cat, torch.concat, torch.concatenate)
 _INERT_MODULES = (
@@ -59,16 +60,16 @@ _INERT_MODULES = (
 _INERT_FUNCTIONS = (
     F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
 )  # fmt: skip
-_INERT_METHODS = ("contiguous", "detach")
+_INERT_METHODS = ("detach",)
 # These may give a second name to the memory of their input.
 _VIEW_FUNCTIONS = (
     torch.flatten, torch.reshape, torch.squeeze, torch.unsqueeze, torch.permute, torch.transpose,
-    torch.chunk, torch.split, torch.narrow, torch.movedim, torch.unbind, operator.getitem, getattr,
+    torch.chunk, torch.split, torch.narrow, torch.movedim, torch.unbind, operator.getitem,
 )  # fmt: skip
 _VIEW_METHODS = (
     "view", "reshape", "flatten", "squeeze", "unsqueeze", "permute", "transpose", "chunk", "split",
     "narrow", "movedim", "unbind", "expand", "expand_as", "view_as", "to", "type_as", "float", "t",
-    "select", "unflatten",
+    "select", "unflatten", "contiguous",
 )  # fmt: skip
 _IN_PLACE_OPERATORS: dict[Any, Callable[..., Any]] = {
     operator.iadd: operator.add,
@@ -161,6 +162,7 @@ def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
 def _trace_copy(root: nn.Module, model: nn.Module, example_input: Any) -> Dataflow:
     graph = _trace(root, model)
     undo_buffers(graph)
+    split_sums(graph, root)
     _drop_inert(graph, root)
     _drop_writes(graph, root)
     for node in graph.find_nodes(op="call_method", target="clone"):  # nobody writes any more
@@ -304,8 +306,12 @@ def _drop_writes(graph: fx.Graph, root: nn.Module) -> None:
         written = argument(node, 0, "input")
         if not isinstance(written, fx.Node):
             continue
-        views = [node for node in (written, *written.users) if _is_view(node)]
-        if any(order[user] > order[node] for view in views for user in view.users):
+        others = [
+            other
+            for other in _names_of(written)
+            if other is not written and order[other] < order[node]
+        ]
+        if any(order[user] > order[node] for other in others for user in other.users):
             raise CompressionError(
                 f"`{node.name}` writes in place into a part of a tensor that is read again; write "
                 "it out of place to compress the model. As it is, masked, it still works."
@@ -332,7 +338,7 @@ def _make_functional(node: fx.Node) -> bool:
     name = str(getattr(node.target, "__name__", node.target))
     if node.op not in ("call_method", "call_function"):
         return False
-    if node.target is not operator.setitem and (not name.endswith("_") or name.endswith("__")):
+    if not name.endswith("_") or name.endswith("__"):
         return False
     if node.op == "call_method" and hasattr(Tensor, name[:-1]):
         node.target = name[:-1]
@@ -352,6 +358,16 @@ def _argument_names(function: Any) -> list[str]:
         return list(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # a builtin, none of which has such an argument
         return []
+
+
+def _names_of(node: fx.Node) -> list[fx.Node]:
+    """List the nodes that may share a node's memory, as its views or as what it is a view of."""
+    while _is_view(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    names = [node]
+    for name in names:  # grows on the way
+        names += [user for user in name.users if _is_view(user) and user.args[0] is name]
+    return names
 
 
 def _is_view(node: fx.Node) -> bool:

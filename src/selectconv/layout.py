@@ -166,6 +166,8 @@ def _find_needed(flow: Dataflow, shared: set[fx.Node]) -> dict[fx.Node, Mask]:
             continue
         if node in shared:  # called twice, with one set of weights: those must serve both
             needed[node][:] = True
+        if not needed[node].any():  # only its shape is read
+            needed[node][:1] = True
         for other, mask in _reads(flow, op, needed[node]):
             if other in needed:
                 needed[other] |= mask

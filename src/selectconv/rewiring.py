@@ -227,7 +227,7 @@ def _stencils(part: Part, slots: Channels) -> Tensor:
         rows, near = np.arange(len(slots)), whole[:, axis].astype(int) + reach
         taps[rows, near] = 1 - fraction[:, axis]
         taps[rows, near + 1] = fraction[:, axis]
-        along = [-1 if other == axis else 1 for other in range(len(part.reach))]
+        along = [2 * reach + 1 if other == axis else 1 for other in range(len(part.reach))]
         out = out * taps[:, :-1].reshape(len(slots), *along)  # the last tap is always 0
     return torch.from_numpy(out)
 

@@ -25,7 +25,7 @@ def complaint(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "train,eval,data,models,bench"),
+        ([], "train,eval,compress,export,data"),
         (["tran"], "'tran'"),
         (["models", "--jsn"], "did you mean --json"),
         (["data"], "action"),
@@ -36,6 +36,9 @@ def complaint(capsys):
         (["bench", "step", "--repeats", "0"], "at least 1, got 0"),
         (["eval"], "dir"),
         (["eval", "nowhere"], "nowhere is not a run"),
+        (["compress", "nowhere"], "nowhere is not a run"),
+        (["compress", "nowhere", "--round-to", "0"], "`round_to` must be at least 1"),
+        (["export", "nowhere"], "nowhere is not a run"),
     ],
 )
 def test_wrong_input_is_one_line_and_code_2(arguments, message, capsys):
@@ -43,7 +46,9 @@ def test_wrong_input_is_one_line_and_code_2(arguments, message, capsys):
     assert message in complaint(capsys)
 
 
-@pytest.mark.parametrize("verb", [[], ["train"], ["eval"], ["data"], ["models"], ["bench"]])
+@pytest.mark.parametrize(
+    "verb", [[], ["train"], ["eval"], ["compress"], ["export"], ["data"], ["models"], ["bench"]]
+)
 def test_help_everywhere(verb, capsys):
     with pytest.raises(SystemExit) as ended:
         main([*verb, "--help"])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
+from selectconv.cli.errors import UsageError
 from selectconv.cli.run_model import load_run
 
 HELP = "write a run's network as ONNX"
@@ -22,13 +23,15 @@ def build_parser() -> ArgumentParser:
 
 def run(options: Namespace) -> int:
     """Export."""
+    out = Path(options.out or Path(options.dir) / "model.onnx")
+    if options.out and not out.parent.is_dir():
+        raise UsageError(f"{out} cannot be written: there is no folder {out.parent}.")
     model, _, shape = load_run(options.dir, best=options.best)
 
     import torch
 
     from selectconv.export import BATCHES, TOLERANCE, export_onnx
 
-    out = Path(options.out or Path(options.dir) / "model.onnx")
     example = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
     export_onnx(model, out, example)
     if options.json:

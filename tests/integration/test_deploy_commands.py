@@ -1,0 +1,86 @@
+"""`selectconv compress` and `export` on a run's folder."""
+
+import functools
+import json
+
+import pytest
+import torch
+
+import selectconv as sc
+from selectconv.__main__ import main
+from selectconv.export import open_session
+from selectconv.train import loop
+from selectconv.train.checkpoint import load_weights
+from selectconv.train.config import resolve
+from selectconv.train.records import RunFolder
+from selectconv.zoo import create_model
+
+SMALL = ["--data", "digits", "--subset", "64", "--test-subset", "40", "--batch-size", "32"]
+SMALL += ["--epochs", "2", "--gamma", "0.3", "--device", "cpu", "--method", "dealloc"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    narrow = functools.partial(create_model, growth_rate=4, units=(1, 1, 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "create_model", narrow)
+        run = tmp_path_factory.mktemp("deploy") / "run"
+        assert main(["train", *SMALL, "--out", str(run)]) == 0
+        from selectconv.data.registry import dataset_info
+
+        model = loop.build_model(resolve(RunFolder(run).read_config()), dataset_info("digits"))
+        load_weights(run / "last.safetensors", model)
+        yield run, model.eval()
+
+
+def test_compress_writes_the_runs_network(finished, capsys, tmp_path):
+    run, model = finished
+    out = tmp_path / "small.safetensors"
+    assert (
+        main(["compress", str(run), "--out", str(out), "--table", "--repeats", "1", "--json"]) == 0
+    )
+    rows = {row["model"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert list(rows) == ["plain", "masked", "compressed", "onnx"]
+    assert all(row["ms"] > 0 and row["file_bytes"] > 0 for row in rows.values())
+    assert rows["plain"]["time_ratio"] == 1.0
+    small = sc.load_compressed(out)
+    x = torch.randn(3, *_shape())
+    torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-5)
+    assert rows["compressed"]["params"] == sum(p.numel() for p in small.parameters())
+    assert rows["compressed"]["macs"] == sc.count(model, x[:1]).macs
+
+
+def _shape():
+    from selectconv.data.registry import dataset_info
+
+    return dataset_info("digits").shape
+
+
+def test_compress_prints_a_table_and_has_a_default_place(finished, capsys):
+    run, _ = finished
+    assert main(["compress", str(run), "--best"]) == 0
+    assert "compressed" in capsys.readouterr().out
+    assert (run / "compressed.safetensors").exists()
+
+
+def test_export_writes_an_onnx_file(finished, capsys, tmp_path):
+    run, model = finished
+    assert main(["export", str(run), "--out", str(tmp_path / "model.onnx")]) == 0
+    assert "agrees with PyTorch" in capsys.readouterr().out
+    x = torch.randn(3, *_shape())
+    with torch.no_grad():
+        got = open_session(tmp_path / "model.onnx")(x)[0]
+        torch.testing.assert_close(got, model(x), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("verb", ["compress", "export"])
+def test_wrong_input_is_one_line_and_code_2(verb, finished, capsys, tmp_path):
+    run, _ = finished
+    assert main([verb, str(run), "--out", str(tmp_path / "no" / "file")]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert "cannot be written" in lines[0]
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "config.yaml").write_text((run / "config.yaml").read_text())
+    assert main([verb, str(tmp_path / "new")]) == 2
+    assert "has not finished an epoch yet" in capsys.readouterr().err

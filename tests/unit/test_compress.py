@@ -1,0 +1,369 @@
+"""Compressed models compute what masked ones do, and nothing is kept that nobody reads."""
+
+import operator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import selectconv as sc
+from scrambled import compress_and_compare, scramble
+from selectconv.layer import SelectConvNd
+from selectconv.pointwise import Pointwise2d
+from tiny_models import CONVS, Net, assert_same, conv_net, images, outputs, silence, snapshot, train
+
+ZOO = {
+    "densenet40": {"growth_rate": 4, "units": (2, 2, 2)},
+    "densenet100": {"growth_rate": 4, "units": (2, 3, 1)},
+    "densenet_bc190": {"growth_rate": 6, "units": (2, 2, 2)},
+    "densenet121": {"growth_rate": 4, "units": (1, 2, 1, 1)},
+    "resnet164": {"width": 8, "blocks": (2, 1, 2)},
+    "resnet50": {"width": 8, "blocks": (1, 2, 1, 1)},
+    "resnext29": {"width": 4, "blocks": (1, 2, 1), "cardinality": 4},
+    "condensenet182": {"growth_rates": (4, 4, 8), "units": (2, 2, 1)},
+}
+SELECT = {1: sc.SelectConv1d, 2: sc.SelectConv2d, 3: sc.SelectConv3d}
+
+
+def test_every_zoo_model_is_here():
+    assert set(ZOO) == set(sc.list_models())
+
+
+@pytest.mark.parametrize("realloc", ["pointwise", "all"])
+@pytest.mark.parametrize("name", ZOO)
+def test_zoo(name, realloc):
+    model = sc.create_model(name, selective=True, realloc=realloc, stem="cifar", **ZOO[name])
+    compress_and_compare(scramble(model), torch.randn(2, 3, 16, 16))
+
+
+@pytest.mark.parametrize(
+    ("axes", "settings"),
+    [
+        (2, {"kernel_size": 1}),
+        (2, {"kernel_size": 1, "stride": 2}),
+        (2, {"kernel_size": 1, "padding": 1}),
+        (2, {"kernel_size": 1, "groups": 2}),
+        (2, {"kernel_size": 1, "padding": "same", "bias": False}),
+        (2, {"kernel_size": 3}),
+        (2, {"kernel_size": 3, "padding": 1}),
+        (2, {"kernel_size": (1, 3), "padding": (0, 1), "stride": (1, 2)}),
+        (2, {"kernel_size": 3, "padding": "same", "dilation": 2}),
+        (2, {"kernel_size": 3, "padding": 1, "padding_mode": "reflect"}),
+        (2, {"kernel_size": 3, "padding": 1, "padding_mode": "circular", "groups": 4}),
+        (2, {"kernel_size": 3, "stride": 2, "padding": 2, "dilation": 2, "groups": 2}),
+        (1, {"kernel_size": 1}),
+        (1, {"kernel_size": 3, "padding": 1, "groups": 2}),
+        (3, {"kernel_size": 1}),
+        (3, {"kernel_size": 3, "padding": 1}),
+    ],
+)
+def test_one_layer(axes, settings):
+    layer = SELECT[axes](12, 8, **settings)
+    model = nn.Sequential(CONVS[axes](3, 12, 1), nn.ReLU(), layer)
+    for seed in range(3):
+        scramble(model, seed=seed)
+        compress_and_compare(model, torch.randn(2, 3, *[6, 7, 5][:axes]))
+
+
+def test_shifts_out_of_the_frame_read_zeros():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), sc.SelectConv2d(4, 4, 1))
+    layer = model[1]
+    with torch.no_grad():
+        layer.shift.copy_(torch.tensor([[0.0, 40.5], [4.5, 0.0], [-5.0, 1.0], [1e6, 0.0]]))
+    layer.shifted.fill_(True)
+    small = compress_and_compare(model.eval(), torch.randn(2, 3, 5, 5))
+    assert small.get_submodule("1").in_channels == 1  # only the second slot reads anything
+
+
+def test_a_chain_loses_filters_and_norm_entries():
+    model = conv_net()
+    model.conv1.close([0, 3, 4])
+    model.conv2.close([1, 2])
+    small = compress_and_compare(model.eval(), images()[0])
+    shapes = {name: tuple(value.shape) for name, value in small.named_parameters()}
+    assert shapes["stem.weight"] == (9, 3, 3, 3)
+    assert shapes["norm1.weight"] == (9,)
+    assert shapes["conv1.weight"] == (10, 9, 1, 1)
+    assert shapes["norm2.bias"] == (10,)
+    assert shapes["conv2.weight"] == (12, 10, 3, 3)
+    assert not any(node.target is torch.index_select for node in small.graph.nodes)
+
+
+def test_round_to_keeps_more():
+    model = conv_net(width=24)
+    model.conv1.close(range(11))
+    model.conv2.close(range(3, 20))
+    small = compress_and_compare(model.eval(), images()[0], round_to=8)
+    assert small.get_submodule("stem").out_channels == 16
+    assert tuple(small.get_submodule("conv1").weight.shape) == (8, 16, 1, 1)
+
+
+def test_round_to_where_channels_are_gathered():
+    model = scramble(
+        sc.create_model("densenet40", selective=True, growth_rate=8, units=(2, 2, 1)), moved=0.0
+    )
+    small = compress_and_compare(model, torch.randn(1, 3, 8, 8), round_to=8)
+    pointwise = [conv for conv in small.modules() if isinstance(conv, Pointwise2d)]
+    assert pointwise
+    assert all(conv.in_channels % 8 == 0 for conv in pointwise)
+
+
+def test_gathers_only_where_that_pays():
+    model = sc.create_model("densenet40", selective=True, growth_rate=8, units=(2, 2, 1)).eval()
+    x = torch.randn(1, 3, 8, 8)
+    model.blocks[0][1].pointwise.conv.close([0])
+    few = compress_and_compare(model, x)
+    assert not any(node.target is torch.index_select for node in few.graph.nodes)
+    model.blocks[0][1].pointwise.conv.close(range(12))
+    many = compress_and_compare(model, x)
+    assert sum(node.target is torch.index_select for node in many.graph.nodes) == 1
+
+
+def test_layers_closed_entirely_are_constant():
+    model = conv_net().eval()
+    model.conv2.close(range(12))
+    small = compress_and_compare(model, images()[0])
+    assert small.get_submodule("conv2").in_channels == 1
+
+
+def test_copies_of_a_channel_are_merged():
+    model = conv_net().eval()
+    model.conv1.index.fill_(5)
+    small = compress_and_compare(model, images()[0])
+    assert tuple(small.get_submodule("conv1").weight.shape) == (12, 1, 1, 1)
+    assert small.get_submodule("stem").out_channels == 1
+
+
+def select(inputs=8, outputs=8, kernel=1, **settings):
+    return sc.SelectConv2d(inputs, outputs, kernel, padding=kernel // 2, **settings)
+
+
+def squeeze_excite(net, x):
+    x = F.silu(net.norm(net.a(x)))
+    gate = net.expand(F.relu(net.reduce(x.mean((2, 3), keepdim=True))))
+    return net.b(x * gate.sigmoid())
+
+
+def shared(net, x):
+    x = net.relu(net.a(x))
+    return net.b(net.relu(net.b(net.relu(net.c(x)))) + x)
+
+
+def in_place(net, x):
+    y = net.norm(net.a(x))
+    z = y.relu_()
+    y.add_(1)
+    return net.b(z) + net.c(F.relu(y, True)) + y
+
+
+def residuals(net, x):
+    x = net.a(x)
+    x = x + net.b(F.relu(x))
+    x = F.pad(F.avg_pool2d(x, 2), (0, 0, 0, 0, 2, 6))
+    x = x + net.d(net.norm16(x).relu())
+    return net.e(F.max_pool2d(x, 2))
+
+
+def concats(net, x):
+    x = net.a(x)
+    y = torch.cat([x, net.b(x)], 1)
+    z = torch.cat([y, net.c(net.d16(net.norm16(y)).relu())], dim=1)
+    return net.f(z.relu()), y.mean()
+
+
+def shapes(net, x):
+    x = net.a(x)
+    b, c, h, w = x.shape
+    x = x.view(b, 2, c // 2, h, w).transpose(1, 2).reshape(b, c, h, w)
+    return net.b(x).flatten(1).view(x.size(0), -1)
+
+
+def scaled(net, x):
+    x = net.a(x) * net.scale + net.offset
+    return net.b(net.prelu(net.c(F.interpolate(x, scale_factor=2.0))))
+
+
+GRAPHS = {
+    "squeeze-excite": (
+        squeeze_excite,
+        {"norm": nn.BatchNorm2d(8), "reduce": nn.Conv2d(8, 2, 1), "expand": nn.Conv2d(2, 8, 1)},
+    ),
+    "shared": (shared, {"relu": nn.ReLU(inplace=True), "c": select()}),
+    "in place": (in_place, {"norm": nn.BatchNorm2d(8), "c": select()}),
+    "residuals": (
+        residuals,
+        {"norm16": nn.BatchNorm2d(16), "d": select(16, 16, 3), "e": select(16, 4)},
+    ),
+    "concats": (
+        concats,
+        {
+            "norm16": nn.BatchNorm2d(16),
+            "c": select(),
+            "d16": select(16),
+            "f": select(24, 4, 3),
+        },
+    ),
+    "shapes": (shapes, {}),
+    "depthwise": (
+        lambda net, x: net.b(net.norm(net.depth(F.relu6(net.a(x)))).relu()),
+        {"depth": nn.Conv2d(8, 8, 3, padding=1, groups=8), "norm": nn.BatchNorm2d(8)},
+    ),
+    "groups": (
+        lambda net, x: net.b(F.hardswish(net.grouped(net.a(x).relu()))),
+        {"grouped": select(8, 8, 3, groups=2)},
+    ),
+    "scaled": (scaled, {"c": select(), "prelu": nn.PReLU(8)}),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs(name):
+    run, modules = GRAPHS[name]
+    net = Net(run, a=nn.Conv2d(3, 8, 3, padding=1), b=select(), **modules)
+    if name == "scaled":
+        net.scale = nn.Parameter(torch.randn(8, 1, 1))
+        net.register_buffer("offset", torch.randn(1, 8, 1, 1))
+    single = net
+    if name == "concats":
+        single = Net(lambda outer, x: sum(outer.net(x)), net=net)
+    for seed in range(3):
+        scramble(single, seed=seed, closed=0.6)
+        compress_and_compare(single, torch.randn(2, 3, 8, 8))
+
+
+def test_growing_concatenations_share_a_buffer():
+    model = scramble(
+        sc.create_model("densenet40", selective=True, growth_rate=8, units=(3, 2, 1)), closed=0.6
+    )
+    small = compress_and_compare(model, torch.randn(1, 3, 8, 8))
+    assert any(node.target == "new_empty" for node in small.graph.nodes)
+    again = compress_and_compare(small, torch.randn(1, 3, 8, 8))  # what it stands for is seen
+    assert sum(p.numel() for p in again.parameters()) == sum(p.numel() for p in small.parameters())
+
+
+def test_no_cliff():
+    model = conv_net()
+    optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.05, momentum=0.9)
+    allocator = sc.ChannelAllocator(model, optimizer, total_epochs=10, gamma=0.1)
+    for epoch in range(4):
+        silence(model)
+        allocator.step(epoch)
+        train(model, optimizer, seed=epoch)
+    assert sum(row.moved + row.closed for row in sc.describe(model)) > 0
+    small = sc.compress(model, images()[0])
+    x = images(64, seed=99)[0]
+    with torch.no_grad():
+        assert torch.equal(small(x).argmax(1), model.eval()(x).argmax(1))
+
+
+def test_a_compressed_model_can_be_trained():
+    model = scramble(sc.create_model("densenet40", selective=True, **ZOO["densenet40"]), closed=0.6)
+    small = sc.compress(model, torch.randn(2, 3, 8, 8)).train()
+    small(torch.randn(4, 3, 8, 8)).sum().backward()
+    assert all(parameter.grad is not None for parameter in small.parameters())
+
+
+def test_the_model_is_left_as_it_is():
+    model = scramble(conv_net()).train()
+    before, y = snapshot(model), outputs(model)
+    modules = dict(model.named_modules())
+    sc.compress(model, torch.ones(2, 3, 8, 8))
+    assert_same(snapshot(model), before)
+    assert torch.equal(outputs(model), y)
+    assert dict(model.named_modules()) == modules
+    assert all(module.training for module in model.modules())
+
+
+def test_arguments_by_name_and_several_of_them():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 8, 1), select()
+
+        def forward(self, x, y, scale=2.0):
+            return {"sum": self.b(self.a(x).relu()) * scale, "other": y}
+
+    model = scramble(Two())
+    x, y = torch.randn(2, 3, 4, 4), torch.randn(2, 1)
+    for example in ((x, y), {"x": x, "y": y}):
+        got = sc.compress(model, example)(x=x, y=y)
+        want = model(x, y)
+        assert set(got) == {"sum", "other"}
+        torch.testing.assert_close(got["sum"], want["sum"])
+
+
+def test_float64_keeps_its_digits():
+    model = scramble(conv_net()).double()
+    x = images()[0].double()
+    torch.testing.assert_close(sc.compress(model, x)(x), model(x), rtol=1e-12, atol=1e-12)
+
+
+class DependsOnValues(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.max() > 0 else x
+
+
+def write_part(net, x):
+    x = net.a(x)
+    x[:, 0] = 1.0
+    return net.b(x)
+
+
+def write_zeros(net, x):
+    return net.b(net.a(x).zero_())
+
+
+def write_view(net, x):
+    x = net.a(x)
+    x.flatten(1).relu_()
+    return net.b(x)
+
+
+def hooked(module, inputs, output):
+    return output + 1
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (lambda net, x: net.b(net.odd(net.a(x))), r"`odd` \(DependsOnValues\) cannot be traced"),
+        (write_part, "cannot be traced: TypeError: 'Proxy' object does not support item"),
+        (write_zeros, "`zero_` writes in place in a way that is not known"),
+        (write_view, "writes in place into a part of a tensor"),
+    ],
+)
+def test_refuses(run, message):
+    net = Net(run, a=nn.Conv2d(3, 8, 1), b=select(), odd=DependsOnValues()).eval()
+    with pytest.raises(sc.CompressionError, match=message) as caught:
+        sc.compress(net, torch.randn(1, 3, 4, 4))
+    assert "masked" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_refuses_what_tracing_does_not_see():
+    net = nn.Sequential(nn.Conv2d(3, 8, 1), select())
+    net[0].register_forward_hook(hooked)
+    with pytest.raises(sc.CompressionError, match="output 0 of the compressed model differs"):
+        sc.compress(net, torch.randn(1, 3, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "error", "message"),
+    [
+        (3, {}, TypeError, "`model` must be an nn.Module, got int"),
+        (conv_net(convert=False), {"round_to": 0}, ValueError, "`round_to` must be at least 1"),
+        (conv_net(convert=False), {"round_to": 1.5}, TypeError, "`round_to` must be an integer"),
+        (nn.Conv2d(2, 2, 1), {}, sc.CompressionError, "`example_input`: the model fails on it"),
+    ],
+)
+def test_refuses_bad_arguments(model, options, error, message):
+    with pytest.raises(error, match=message):
+        sc.compress(model, torch.zeros(1, 3, 8, 8), **options)
+
+
+def test_nothing_selective_is_needed():
+    model = conv_net(convert=False).eval()
+    small = compress_and_compare(model, images()[0])
+    assert not any(isinstance(module, SelectConvNd) for module in small.modules())
+    assert any(node.target is operator.add for node in small.graph.nodes) is False

@@ -1,0 +1,106 @@
+"""ONNX files agree with PyTorch, hold standard operators only, and appear whole or not at all."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import selectconv as sc
+from scrambled import scramble
+from selectconv import export
+from selectconv.export import open_session
+from tiny_models import Net, conv_net
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+X = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: scramble(
+            sc.create_model("densenet40", selective=True, growth_rate=8, units=(3, 1)), closed=0.6
+        ),
+        lambda: sc.compress(
+            scramble(
+                sc.create_model(
+                    "resnext29",
+                    selective=True,
+                    realloc="all",
+                    width=4,
+                    blocks=(1, 1),
+                    cardinality=4,
+                )
+            ),
+            X,
+        ),
+    ],
+)
+def test_agrees_with_pytorch(build, tmp_path):
+    model, path = build(), tmp_path / "model.onnx"
+    was = [module.training for module in model.modules()]
+    sc.export_onnx(model, path, X)
+    assert [module.training for module in model.modules()] == was
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.onnx"]
+    run = open_session(path)
+    for batch in (1, 3):
+        x = torch.randn(batch, 3, 8, 8)
+        with torch.no_grad():
+            torch.testing.assert_close(run(x)[0], model(x), rtol=1e-3, atol=1e-3)
+    proto = onnx.load(path)
+    assert {node.domain for node in proto.graph.node} <= {"", "ai.onnx"}
+    assert {node.op_type for node in proto.graph.node}.isdisjoint({"ScatterND", "GatherND"})
+
+
+def test_a_plain_model_that_cannot_be_traced(tmp_path):
+    def run(net, x):
+        return net.conv(x) if x.shape[2] > 4 else x  # torch.export knows this size
+
+    sc.export_onnx(Net(run, conv=nn.Conv2d(3, 2, 1)), tmp_path / "model.onnx", X)
+    assert open_session(tmp_path / "model.onnx")(X)[0].shape == (1, 2, 8, 8)
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
+def test_names_the_extra(package, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(sc.ExportError, match=rf"needs {package}: install selectconv\[onnx\]"):
+        sc.export_onnx(conv_net(), tmp_path / "model.onnx", X)
+
+
+@pytest.mark.parametrize("path", ["", "no/model.onnx"])
+def test_refuses_a_path_that_cannot_be_written(path, tmp_path):
+    with pytest.raises(sc.ExportError, match="cannot be written"):
+        sc.export_onnx(conv_net(), tmp_path / path, X)
+
+
+def test_refuses_a_selective_model_that_cannot_be_traced(tmp_path):
+    def run(net, x):
+        return net.conv(x) if x.sum() > 0 else x
+
+    net = Net(run, conv=sc.SelectConv2d(3, 2, 1))
+    with pytest.raises(sc.CompressionError, match="cannot be traced"):
+        sc.export_onnx(net, tmp_path / "model.onnx", X)
+
+
+def test_refuses_what_onnx_cannot_express(tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("no such\noperator")
+
+    monkeypatch.setattr(torch.onnx, "export", fail)
+    with pytest.raises(sc.ExportError, match="cannot be expressed in ONNX: no such operator"):
+        sc.export_onnx(conv_net(), tmp_path / "model.onnx", X)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_writes_nothing_where_outputs_differ(tmp_path, monkeypatch):
+    model = nn.Sequential(nn.Conv2d(3, 2, 1))
+    real = export.open_session
+    monkeypatch.setattr(
+        export, "open_session", lambda content: lambda *x: [y + 1 for y in real(content)(*x)]
+    )
+    with pytest.raises(sc.ExportError, match=r"output 0 in onnxruntime differs .* batch of 1"):
+        sc.export_onnx(model, tmp_path / "model.onnx", X)
+    assert list(tmp_path.iterdir()) == []

@@ -373,7 +373,7 @@ class SelectConvNd(nn.modules.conv._ConvNd):
             return LayerPlan()
         necdm = self._finite_necdm(damage)
         if closed is None:
-            closed = torch.empty(0, dtype=torch.int64)
+            closed = torch.empty(0, dtype=torch.int64, device=self.gate.device)
         closed = closed.to(self.gate.device)
         if gamma is not None:
             closed = self._choose_closed(necdm, gamma, protected)

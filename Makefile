@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test check format figures clean
+.PHONY: demo test check format figures architectures clean
 
 demo: $(VENV)/.train
 	$(BIN)/python examples/demo.py
@@ -26,6 +26,9 @@ format: $(VENV)/.dev
 
 figures: $(VENV)/.dev
 	$(BIN)/python docs/figures/make_figures.py
+
+architectures: $(VENV)/.dev
+	$(BIN)/python docs/architectures/make_table.py
 
 # torch goes first and alone: what else is asked for must not choose another build of it.
 $(VENV)/.torch: constraints.txt

@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DEPENDENCIES = ("torch", "numpy", "safetensors")
+DATA_FILES = ("py.typed", "kernels/select.c", "train/recipes.yaml")
 
 
 def problems(wheel: Path) -> Iterator[str]:
@@ -17,7 +18,7 @@ def problems(wheel: Path) -> Iterator[str]:
     info = f"{project['name']}-{project['version']}.dist-info"
     source = ROOT / "src"
     wanted = {path.relative_to(source).as_posix() for path in source.glob("selectconv/**/*.py")}
-    wanted |= {"selectconv/py.typed", "selectconv/train/recipes.yaml", f"{info}/licenses/LICENSE"}
+    wanted |= {f"selectconv/{name}" for name in DATA_FILES} | {f"{info}/licenses/LICENSE"}
     metadata = {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")}
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())

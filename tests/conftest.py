@@ -10,6 +10,9 @@ import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, settings
 
+import torchvision_shim
+
+torchvision_shim.install()
 settings.register_profile(
     "default",
     derandomize=True,

@@ -19,14 +19,21 @@ TIERS = {
         "shift",
         "ecdm",
         "allocation",
+        "kernels",  # a folder
         "functional",
         "mean_source",
         "layer",
     },
     1: {
+        "allocation_log",
         "allocator",
+        "damage",
+        "operations",
+        "rearrangement",
         "graph",
+        "eligibility",
         "convert",
+        "description",
         "param_groups",
         "cost",
         "dataflow",
@@ -39,7 +46,7 @@ TIERS = {
         "export",
         "latency",
     },
-    2: {"zoo", "data"},  # whole folders
+    2: {"zoo", "data", "integrations"},  # whole folders
     3: {"train"},
     4: {"cli", "__init__", "__main__"},
 }

@@ -15,9 +15,9 @@ PUBLIC = {
     "AllocationError", "AllocationPlan", "AllocationReport", "BatchNormMean", "ChannelAllocator",
     "CompressionError", "ConcatMean", "ConstantMean", "ConversionError", "Cost", "CostCounter",
     "ExportError", "MeanSourceError", "ObservedMean", "SelectConv1d", "SelectConv2d",
-    "SelectConv3d", "SelectConvError", "SelectConvWarning", "__version__", "compress", "convert",
-    "count", "create_model", "describe", "export_onnx", "functional", "list_models",
-    "load_compressed", "param_groups", "save_compressed",
+    "SelectConv3d", "SelectConvError", "SelectConvWarning", "SelectedMean", "__version__",
+    "compress", "convert", "count", "create_model", "describe", "export_onnx", "functional",
+    "list_models", "load_compressed", "observe_damage", "param_groups", "save_compressed",
 }  # fmt: skip
 FUNCTIONAL = {
     "choose_dealloc", "ecdm", "expected_activation", "expected_relu", "normalize_ecdm",

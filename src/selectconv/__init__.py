@@ -10,8 +10,10 @@ from selectconv.allocation import AllocationPlan
 from selectconv.allocator import AllocationReport, ChannelAllocator
 from selectconv.compress import compress
 from selectconv.compressed_file import load_compressed, save_compressed
-from selectconv.convert import convert, describe
+from selectconv.convert import convert
 from selectconv.cost import Cost, CostCounter, count
+from selectconv.damage import observe_damage
+from selectconv.description import describe
 from selectconv.errors import (
     AllocationError,
     CompressionError,
@@ -23,7 +25,13 @@ from selectconv.errors import (
 )
 from selectconv.export import export_onnx
 from selectconv.layer import SelectConv1d, SelectConv2d, SelectConv3d
-from selectconv.mean_source import BatchNormMean, ConcatMean, ConstantMean, ObservedMean
+from selectconv.mean_source import (
+    BatchNormMean,
+    ConcatMean,
+    ConstantMean,
+    ObservedMean,
+    SelectedMean,
+)
 from selectconv.param_groups import param_groups
 from selectconv.zoo import create_model, list_models
 
@@ -52,6 +60,7 @@ __all__ = [
     "SelectConv3d",
     "SelectConvError",
     "SelectConvWarning",
+    "SelectedMean",
     "__version__",
     "compress",
     "convert",
@@ -62,6 +71,7 @@ __all__ = [
     "functional",
     "list_models",
     "load_compressed",
+    "observe_damage",
     "param_groups",
     "save_compressed",
 ]

@@ -5,6 +5,7 @@ followers, and on what the optimizer remembers of re-opened slots. It owns no lo
 and never calls the optimizer.
 """
 
+import copy
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from selectconv.allocation import AllocationPlan, ReallocRule
+from selectconv.allocation_log import Log, read_log
 from selectconv.checks import check_choice, check_count, check_fraction
 from selectconv.errors import AllocationError, SelectConvError
 from selectconv.layer import DAMAGES, SelectConvNd, draw_shift
@@ -33,6 +35,8 @@ class AllocationReport:
     Attributes:
         epoch: the epoch of a scheduled step; None for one on demand.
         plan: the plan itself, which `ChannelAllocator.apply` carries out on a copy of the model.
+        smallest_gamma: of a preview: the smallest gamma at which the next step would close a slot;
+            None: no slot can be closed, or the report is not a preview.
 
     Example:
         >>> plan = AllocationPlan.from_dict({"conv": {"closed": [2, 5], "opened": [[2, 0, None]]}})
@@ -45,6 +49,11 @@ class AllocationReport:
 
     epoch: int | None
     plan: AllocationPlan
+    smallest_gamma: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a row of a log, which `json` can write and `ChannelAllocator.replay` can read."""
+        return {"epoch": self.epoch, "layers": self.plan.to_dict()}
 
     @property
     def deallocated(self) -> dict[str, list[int]]:
@@ -64,7 +73,8 @@ class AllocationReport:
         opened = sum(map(len, self.reallocated.values()))
         layers = len(self.plan.layers)
         when = "" if self.epoch is None else f"epoch {self.epoch}: "
-        return f"{when}{closed} slots de-allocated, {opened} re-allocated in {layers} layers"
+        acts = "" if self.smallest_gamma is None else f"; acts from gamma {self.smallest_gamma:.2g}"
+        return f"{when}{closed} slots de-allocated, {opened} re-allocated in {layers} layers{acts}"
 
 
 class ChannelAllocator:
@@ -128,7 +138,7 @@ class ChannelAllocator:
         self.rule = ReallocRule(top_k, max_copies, init, use_shift=mode not in ("zero", "random"))
         if not isinstance(model, nn.Module):
             raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
-        self.model = _unwrap(model)
+        self.model = unwrap(model)
         self.optimizer = optimizer
         self.last_epoch = -1
         self.generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
@@ -184,11 +194,15 @@ class ChannelAllocator:
         return AllocationReport(None, self._act(closes=False, reopens=True, epoch=self.last_epoch))
 
     def preview(self) -> AllocationReport:
-        """Tell what the next step would do, were it to act; changes nothing."""
+        """Tell what the next step would do, were it to act, and from which gamma it would close.
+
+        Changes nothing; raises as `step` does.
+        """
         if self.mode in ("shift", "none"):
             return AllocationReport(None, AllocationPlan())
-        plan = self._decide(True, self._reopens, self.last_epoch + 1, self._copy_generator())
-        return AllocationReport(None, plan)
+        epoch = self.last_epoch + 1
+        plan = self._decide(True, self._reopens, epoch, self._copy_generator())
+        return AllocationReport(None, plan, self._smallest_gamma(epoch))
 
     def apply(self, plan: AllocationPlan) -> None:
         """Carry out a plan from a report or a log, on the model, its followers and the optimizer.
@@ -197,6 +211,38 @@ class ChannelAllocator:
             AllocationError: the plan does not fit the model; nothing was changed.
         """
         self._do(plan, self.last_epoch)
+
+    def replay(self, log: Log) -> list[AllocationReport]:
+        """Carry out a whole log, in its order, on a fresh copy of the model it was written for.
+
+        The model ends with the log's allocation, with shifts as they were drawn and without weights
+        for what was re-opened; training goes on with the epoch after the log's last.
+
+        Args:
+            log: the path of a run's `allocation.jsonl`, or rows as `AllocationReport.to_dict` gives
+                them. In a process group every rank needs the same.
+
+        Returns:
+            A report for each row.
+
+        Raises:
+            AllocationError: the log cannot be read, or does not fit the model; nothing was changed.
+
+        Example:
+            >>> import selectconv as sc
+            >>> model = sc.create_model("densenet40", selective=True)
+            >>> name = next(name for name, m in model.named_modules() if hasattr(m, "gate"))
+            >>> log = [{"epoch": 0, "layers": {name: {"closed": [2], "opened": []}}}]
+            >>> print(*ChannelAllocator(model, total_epochs=10).replay(log))
+            epoch 0: 1 slots de-allocated, 0 re-allocated in 1 layers
+        """
+        events = read_log(log)
+        self._broadcast_allocation()
+        self._rehearse(plan for _, plan in events)
+        for epoch, plan in events:
+            self.last_epoch = max(self.last_epoch, self.last_epoch if epoch is None else epoch)
+            self._do(plan, self.last_epoch)
+        return [AllocationReport(epoch, plan) for epoch, plan in events]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what resuming needs besides the model's own state: tensors and plain types."""
@@ -269,7 +315,7 @@ class ChannelAllocator:
         self._check_batch_norms()
         plans = {}
         for name, layer in self.layers.items():
-            protected = epoch - self._opened_at[name] <= self.grace if self.grace else None
+            protected = self._protected(name, epoch)
             # Weights that do not learn could make nothing of another channel.
             rule = self.rule if reopens and layer.weight.requires_grad else None
             gamma = self.gamma if closes else None
@@ -287,10 +333,56 @@ class ChannelAllocator:
                 plans[name] = plan
         return AllocationPlan(plans)
 
+    def _protected(self, name: str, epoch: int) -> Tensor | None:
+        return epoch - self._opened_at[name] <= self.grace if self.grace else None
+
+    def _smallest_gamma(self, epoch: int) -> float | None:
+        smallest = []
+        for name, layer in self.layers.items():
+            by_group = layer.gate.view(layer.groups, -1)
+            can_close = (by_group & (by_group.sum(dim=1, keepdim=True) > 1)).flatten()
+            protected = self._protected(name, epoch)
+            if protected is not None:
+                can_close &= ~protected.to(can_close.device)
+            if bool(can_close.any()):
+                largest = layer.ecdm(normalized=True, damage=self.damage).amax(dim=1)
+                smallest.append(float(largest[can_close].min()))
+        return min(smallest, default=None)
+
+    def _rehearse(self, plans: Iterable[AllocationPlan]) -> None:
+        """Check plans that follow each other, on layers of which only the gates are copies."""
+        rehearsed = []
+        for layers in (self.layers, *self._followers):
+            twins = {name: copy.copy(layer) for name, layer in layers.items()}
+            for twin in twins.values():
+                twin._buffers = {**twin._buffers, "gate": twin.gate.clone()}
+            rehearsed.append(twins)
+        for plan in plans:
+            self._check(plan, rehearsed)
+            for twins in rehearsed:
+                for name, layer_plan in plan:
+                    gate = twins[name].gate
+                    gate.index_fill_(0, layer_plan.closed.to(gate.device), False)
+                    gate.index_fill_(0, layer_plan.opened.to(gate.device), True)
+
     def _do(self, plan: AllocationPlan, epoch: int) -> None:
         """Check everything, then carry the plan out."""
         # First of all: a rank that fails a check must not keep others waiting for a later message.
         self._broadcast_allocation()
+        per_slot = self._check(plan, [self.layers, *self._followers])
+        for name, layer_plan in plan:
+            layer = self.layers[name]
+            layer.apply_checked_plan(layer_plan)
+            for tensor in per_slot[name]:
+                layer.zero_slots(tensor, layer_plan.opened)
+            self._opened_at[name][layer_plan.opened] = epoch
+            for follower in self._followers:
+                follower[name].apply_checked_plan(layer_plan)
+
+    def _check(
+        self, plan: AllocationPlan, copies: Iterable[Mapping[str, SelectConvNd]]
+    ) -> dict[str, list[Tensor]]:
+        """Check a plan against all copies; returns what re-opened slots must forget, by layer."""
         unknown = sorted(set(plan.layers) - set(self.layers))
         if unknown:
             raise AllocationError(
@@ -302,19 +394,13 @@ class ChannelAllocator:
         for name, layer_plan in plan:
             layer = self.layers[name]
             try:
-                for copy in (layer, *(follower[name] for follower in self._followers)):
-                    copy.check_plan(layer_plan)
+                for layers in copies:
+                    layers[name].check_plan(layer_plan)
+                _check_seed(layer_plan.weight_seed)
                 per_slot[name] = self._state_of_slots(layer) if len(layer_plan.opened) else []
             except AllocationError as error:
                 raise AllocationError(f"`{name}`: {error}") from error
-        for name, layer_plan in plan:
-            layer = self.layers[name]
-            layer.apply_plan(layer_plan)
-            for tensor in per_slot[name]:
-                layer.zero_slots(tensor, layer_plan.opened)
-            self._opened_at[name][layer_plan.opened] = epoch
-            for follower in self._followers:
-                follower[name].apply_plan(layer_plan)
+        return per_slot
 
     def _state_of_slots(self, layer: SelectConvNd) -> list[Tensor]:
         """Collect what a re-opened slot must forget: optimizer state and pending gradients."""
@@ -369,7 +455,13 @@ class ChannelAllocator:
             )
 
     def _matching_layers(self, follower: nn.Module) -> dict[str, SelectConvNd]:
-        layers = _select_layers(_unwrap(follower))
+        if getattr(follower, "use_buffers", False):
+            # torch averages integers through floats and truncates: 29 becomes 28.
+            raise AllocationError(
+                "`followers` holds an AveragedModel with use_buffers=True, which would average the "
+                "allocation itself: use use_buffers=False, and update_bn for batch norm."
+            )
+        layers = _select_layers(unwrap(follower))
         own = {name: tuple(layer.weight.shape) for name, layer in self.layers.items()}
         its = {name: tuple(layer.weight.shape) for name, layer in layers.items()}
         if its != own:
@@ -404,11 +496,11 @@ class ChannelAllocator:
                 continue
             slots, axes = layer.shift.shape
             drawn = draw_shift(slots, axes, self.rule.max_shift, self.generator)
-            for copy in (layer, *(follower[name] for follower in self._followers)):
-                assert copy.shift is not None
+            for own in (layer, *(follower[name] for follower in self._followers)):
+                assert own.shift is not None
                 with torch.no_grad():
-                    copy.shift.copy_(drawn)
-                copy.shifted.fill_(True)
+                    own.shift.copy_(drawn)
+                own.shifted.fill_(True)
         self._broadcast_allocation()
 
     def _agree(
@@ -473,7 +565,7 @@ def _in_process_group() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def _unwrap(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> nn.Module:
     """Take a model out of the wrappers of torch.compile, DDP and weight averaging."""
     wrappers = (
         nn.parallel.DistributedDataParallel,
@@ -491,6 +583,11 @@ def _unwrap(model: nn.Module) -> nn.Module:
 
 def _select_layers(model: nn.Module) -> dict[str, SelectConvNd]:
     return {name: m for name, m in model.named_modules() if isinstance(m, SelectConvNd)}
+
+
+def _check_seed(seed: int | None) -> None:
+    if seed is not None and not 0 <= seed < 1 << 63:
+        raise AllocationError(f"`weight_seed` must be in [0, 2^63), got {seed}.")
 
 
 def _has_more_than_a_number(value: object) -> bool:

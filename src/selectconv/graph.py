@@ -5,107 +5,62 @@ norm gives the closed form; what keeps a channel's mean is passed through. Anyth
 walk: the caller observes the mean instead.
 """
 
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import fx, nn
 from torch.nn.modules.conv import _ConvNd
 
 from selectconv.ecdm import Activation
-from selectconv.mean_source import BatchNormMean, ConcatMean, ConstantMean
-
-ClosedForm = BatchNormMean | ConstantMean | ConcatMean
-
-# Only these exact types: a subclass may compute something else (timm's BatchNormAct2d does).
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_ACTIVATION_MODULES = (
-    nn.CELU, nn.ELU, nn.GELU, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.LeakyReLU,
-    nn.LogSigmoid, nn.Mish, nn.PReLU, nn.ReLU, nn.ReLU6, nn.SELU, nn.SiLU, nn.Sigmoid, nn.Softplus,
-    nn.Softsign, nn.Tanh, nn.Tanhshrink,
-)  # fmt: skip
-_ACTIVATION_FUNCTIONS = (
-    F.celu, F.elu, F.gelu, F.hardsigmoid, F.hardswish, F.hardtanh, F.leaky_relu, F.logsigmoid,
-    F.mish, F.relu, F.relu6, F.selu, F.silu, F.sigmoid, F.softplus, F.softsign, F.tanh,
-    F.tanhshrink, torch.relu, torch.relu_, torch.selu, torch.sigmoid, torch.tanh,
-)  # fmt: skip
-_ACTIVATION_METHODS = {
-    "relu": torch.relu, "relu_": torch.relu, "sigmoid": torch.sigmoid, "sigmoid_": torch.sigmoid,
-    "tanh": torch.tanh, "tanh_": torch.tanh,
-}  # fmt: skip
-# These keep the mean of every channel.
-_MEAN_KEEPING_MODULES = (
-    nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d,
-    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
-)  # fmt: skip
-_MEAN_KEEPING_FUNCTIONS = (
-    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d,
-    F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
-)  # fmt: skip
-_AVERAGE_POOL_MODULES = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
-_AVERAGE_POOL_FUNCTIONS = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
-_CONCATS = (torch.cat, torch.concat, torch.concatenate)
-_ZEROS = (torch.zeros, torch.zeros_like)
-# Behind these, raw input is raw no more.
-_RAW_ENDS = (
-    *_ACTIVATION_FUNCTIONS, F.batch_norm, F.layer_norm, F.group_norm, F.instance_norm, F.linear,
-    F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d,
-)  # fmt: skip
-# What takes a tensor's shape, dtype or device, but none of its values.
-_VALUELESS_METHODS = (
-    "size", "dim", "ndimension", "numel", "type", "new_zeros", "new_ones", "new_full", "new_empty",
-)  # fmt: skip
-_VALUELESS_FUNCTIONS = (torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like)
-_VALUELESS_ATTRIBUTES = ("shape", "ndim", "dtype", "device")
+from selectconv.mean_source import BatchNormMean, ClosedForm, ConcatMean, ConstantMean, SelectedMean
+from selectconv.operations import (
+    IN_PLACE_OPERATORS,
+    Chain,
+    activation,
+    argument,
+    differ_by_channel,
+    is_concat,
+    is_known_whole,
+    is_zeros,
+    keeps_mean,
+    keeps_values,
+    norm_and_activations,
+    raw_inputs,
+    setting,
+    writes_into,
+)
+from selectconv.rearrangement import is_rearrangement, moved_channels
 
 
-class _Chain:
-    """Elementwise activations one after another, as one callable."""
+class _Proxy(fx.Proxy):
+    """Records `x += y` and `x[i] = y` as writing into `x`: torch.fx takes the first for a sum."""
 
-    def __init__(self, acts: tuple[Activation, ...]) -> None:
-        self.acts = acts
-
-    def __call__(self, x: Tensor) -> Tensor:
-        for act in self.acts:
-            weights = act.parameters() if isinstance(act, nn.Module) else iter(())
-            weight = next(weights, None)  # PReLU computes in its weight's dtype only
-            x = act(x if weight is None else x.to(weight))
-        return x
-
-    def __repr__(self) -> str:
-        return " + ".join(
-            type(act).__name__
-            if isinstance(act, nn.Module)
-            else getattr(act, "__name__", repr(act))
-            for act in self.acts
-        )
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
 
 
-class _Configured:
-    """An activation function with the arguments that follow its input."""
+def _writing(target: Callable[..., Any]) -> Callable[[_Proxy, Any], fx.Proxy]:
+    def write(self: _Proxy, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", target, (self, other), {})
 
-    def __init__(
-        self, function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        self.function = function
-        self.args = args
-        self.kwargs = kwargs
+    return write
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.function(x, *self.args, **self.kwargs)
 
-    def __repr__(self) -> str:
-        settings = [*map(repr, self.args), *(f"{key}={val!r}" for key, val in self.kwargs.items())]
-        return f"{self.function.__name__}({', '.join(settings)})"
+for _operator in IN_PLACE_OPERATORS:
+    setattr(_Proxy, f"__{_operator.__name__}__", _writing(_operator))
 
 
 class _Tracer(fx.Tracer):
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if isinstance(m, (_ConvNd, _BatchNorm)):
+        if isinstance(m, _ConvNd) or is_known_whole(m):
             return True
         return super().is_leaf_module(m, module_qualified_name)
 
@@ -117,10 +72,12 @@ class ConvInput:
     Attributes:
         source: the closed form of its mean; None: not shown.
         is_raw: it is reached from the model's input without a norm, activation or conv between.
+        calls: how often a run of the graph calls the conv.
     """
 
     source: ClosedForm | None = None
     is_raw: bool = False
+    calls: int = 1
 
 
 @dataclass(frozen=True)
@@ -129,15 +86,43 @@ class Graph:
 
     Attributes:
         inputs: by `id(conv)`; convs that the traced forward does not reach are missing.
-        failure: why the model could not be traced; None: it was.
+        failure: why the model could not be traced as a whole; None: it was.
     """
 
     inputs: dict[int, ConvInput] = field(default_factory=dict)
     failure: str | None = None
 
 
-def trace(model: nn.Module) -> Graph:
-    """Trace a model and look at every conv's input; a model that cannot be traced shows nothing."""
+def trace(model: nn.Module, calls: Mapping[int, int] | None = None) -> Graph:
+    """Trace a model and look at every conv's input.
+
+    A model that cannot be traced shows nothing by itself. Where it is known which modules a run of
+    it called, those of its parts that can be traced are looked at one by one.
+
+    Args:
+        model: the model.
+        calls: how often a run called each module, by `id(module)`; None: not known.
+    """
+    graph = _trace_whole(model)
+    if graph.failure is None or calls is None:
+        return graph
+    inputs: dict[int, ConvInput] = {}
+    parts = list(model.children())
+    while parts:
+        part = parts.pop()
+        # A part whose modules are called from outside is not what its own forward shows.
+        shown = _trace_whole(part) if calls.get(id(part)) else Graph(failure="not called")
+        if shown.failure is not None:
+            parts.extend(part.children())
+            continue
+        for key, seen in shown.inputs.items():
+            if calls.get(key) == calls[id(part)] * seen.calls:
+                # What reaches the part is not known to be raw.
+                inputs[key] = ConvInput(seen.source, calls=seen.calls)
+    return Graph(inputs, graph.failure)
+
+
+def _trace_whole(model: nn.Module) -> Graph:
     try:
         with _left_alone(model):
             graph = _Tracer().trace(model)
@@ -153,13 +138,13 @@ def trace(model: nn.Module) -> Graph:
     for key, nodes in calls.items():
         conv = cast(_ConvNd, modules[str(nodes[0].target)])
         walk = _Walk(modules, order, order[nodes[0]], axes=len(conv.kernel_size))
-        is_raw = any(walk.is_raw(_argument(node)) for node in nodes)
+        is_raw = any(walk.is_raw(argument(node)) for node in nodes)
         source = None
         if len(nodes) == 1 and not is_raw:  # a conv that is called twice has no single input
-            source = walk.closed_form(_argument(nodes[0]), (), conv.in_channels)
+            source = walk.closed_form(argument(nodes[0]), (), conv.in_channels)
             if source is not None and source.num_channels != conv.in_channels:
                 source = None
-        inputs[key] = ConvInput(source, is_raw)
+        inputs[key] = ConvInput(source, is_raw, len(nodes))
     return Graph(inputs)
 
 
@@ -219,19 +204,24 @@ class _Walk:
         if not isinstance(node, fx.Node) or self._is_overwritten(node):
             return None
         module = self._module(node)
-        before = _argument(node)
-        if type(module) in _BATCH_NORMS:
-            return BatchNormMean(cast(_BatchNorm, module), _compose(acts))
-        act = self._activation(node, module)
+        norm = norm_and_activations(module)
+        if norm is not None:
+            bn, own = norm
+            return BatchNormMean(bn, _compose((*own, *acts)))
+        act = activation(node, module)
         if act is not None:
-            return self.closed_form(before, (act, *acts), width)
-        if _is_concat(node):
+            return self.closed_form(argument(node), (act, *acts), width)
+        if keeps_values(node, module):
+            return self.closed_form(argument(node), acts, width)
+        if is_concat(node):
             return self._concat(node, acts, width)
         if node.op == "call_function" and node.target is F.pad:
             return self._zero_padded(node, acts, width)
+        if is_rearrangement(node, module):
+            return self._rearranged(node, acts)
         # A mean that is kept says nothing about the mean of a non-linear function behind it.
-        if not acts and self._keeps_mean(node, module):
-            return self.closed_form(before, (), width)
+        if not acts and keeps_mean(node, module):
+            return self.closed_form(argument(node), (), width)
         return None
 
     def is_raw(self, node: Any, seen: set[fx.Node] | None = None) -> bool:
@@ -242,87 +232,55 @@ class _Walk:
         seen.add(node)
         if node.op == "placeholder":
             return True
-        module = self._module(node)
-        if module is not None:
-            changes = (_ConvNd, _BatchNorm, nn.Linear, nn.LayerNorm, nn.GroupNorm)
-            is_act = type(module).__module__.startswith("torch.nn.modules.activation")
-            if isinstance(module, changes) or is_act or "Norm" in type(module).__name__:
-                return False
-        if node.op == "call_function" and node.target in (*_RAW_ENDS, *_VALUELESS_FUNCTIONS):
-            return False
-        if node.op == "call_function" and node.target is getattr:
-            return node.args[1] not in _VALUELESS_ATTRIBUTES and self.is_raw(node.args[0], seen)
-        if node.op == "call_method" and node.target in (*_ACTIVATION_METHODS, *_VALUELESS_METHODS):
-            return False
-        return any(self.is_raw(before, seen) for before in node.all_input_nodes)
+        return any(self.is_raw(before, seen) for before in raw_inputs(node, self._module(node)))
 
     def _module(self, node: fx.Node) -> nn.Module | None:
         return self.modules.get(str(node.target)) if node.op == "call_module" else None
 
     def _is_overwritten(self, node: fx.Node) -> bool:
         """Tell whether something off the conv's path may have written into `node` before it."""
-        return len(node.users) > 1 and any(
-            self._writes_into(user, node) and self.order[user] < self.end for user in node.users
-        )
+        return len(node.users) > 1 and any(self._is_writer(user, node) for user in node.users)
 
-    def _writes_into(self, user: fx.Node, node: fx.Node) -> bool:
-        if _argument(user) is not node:
+    def _is_writer(self, user: fx.Node, node: fx.Node) -> bool:
+        if self.order[user] >= self.end:
             return False
-        if user.op == "call_module":
-            return bool(getattr(self._module(user), "inplace", False))
-        name = str(getattr(user.target, "__name__", user.target))
-        return user.kwargs.get("inplace") is True or (
-            name.endswith("_") and not name.endswith("__")
-        )
+        module = self._module(user)
+        if writes_into(user, module, node):
+            return True
+        # What is written into a view of it is written into it as well.
+        is_view = keeps_values(user, module) or is_rearrangement(user, module)
+        return is_view and any(self._is_writer(further, user) for further in user.users)
 
-    @staticmethod
-    def _activation(node: fx.Node, module: nn.Module | None) -> Activation | None:
-        if type(module) in _ACTIVATION_MODULES:
-            return module
-        if any(isinstance(value, fx.Node) for value in (*node.args[1:], *node.kwargs.values())):
-            return None  # computed on the way: not a fixed function of one input
-        if node.op == "call_method" and node.target in _ACTIVATION_METHODS:
-            return _ACTIVATION_METHODS[str(node.target)]
-        if node.op == "call_function" and node.target in _ACTIVATION_FUNCTIONS:
-            function = cast(Callable[..., Tensor], node.target)
-            kwargs = {key: value for key, value in node.kwargs.items() if key != "inplace"}
-            if not (node.args[1:] or kwargs):
-                return function
-            return _Configured(function, tuple(node.args[1:]), kwargs)
-        return None
-
-    @staticmethod
-    def _keeps_mean(node: fx.Node, module: nn.Module | None) -> bool:
-        # Zeros that a pool averages in lower the mean, and so does another divisor.
-        unpadded = (0, (0,), (0, 0), (0, 0, 0))
-        if isinstance(module, _AVERAGE_POOL_MODULES):
-            is_padded = module.padding not in unpadded and module.count_include_pad
-            return not is_padded and getattr(module, "divisor_override", None) is None
-        if module is not None:
-            return type(module) in _MEAN_KEEPING_MODULES
-        if node.op == "call_method":
-            return node.target == "contiguous"
-        if node.target in _AVERAGE_POOL_FUNCTIONS:
-            padding = node.args[3] if len(node.args) > 3 else node.kwargs.get("padding", 0)
-            divisor = node.args[6] if len(node.args) > 6 else node.kwargs.get("divisor_override")
-            return padding in unpadded and divisor is None
-        return node.target in _MEAN_KEEPING_FUNCTIONS
+    def _rearranged(self, node: fx.Node, acts: tuple[Activation, ...]) -> ClosedForm | None:
+        start: Any = node
+        while isinstance(start, fx.Node) and is_rearrangement(start, self._module(start)):
+            if self._is_overwritten(start):
+                return None
+            start = argument(start)
+        if differ_by_channel(acts) or not isinstance(start, fx.Node):
+            return None
+        source = self.closed_form(start, acts, None)
+        if source is None:
+            return None
+        moved = moved_channels(start, node, source.num_channels, self.axes, self._module)
+        if moved is None:
+            return None
+        is_same = torch.equal(moved, torch.arange(source.num_channels))
+        return source if is_same else SelectedMean(source, moved.tolist())
 
     def _concat(
         self, node: fx.Node, acts: tuple[Activation, ...], width: int | None
     ) -> ClosedForm | None:
-        tensors = _argument(node, "tensors")
-        dim = (
-            node.args[1]
-            if len(node.args) > 1
-            else node.kwargs.get("dim", node.kwargs.get("axis", 0))
-        )
-        if dim != 1 or not isinstance(tensors, list | tuple) or _differs_by_channel(acts):
+        tensors = argument(node, "tensors")
+        dim = setting(node, 1, "dim", node.kwargs.get("axis", 0))
+        if dim not in (1, -1 - self.axes) or not isinstance(tensors, list | tuple):
+            return None
+        if differ_by_channel(acts):
             return None
         parts = [self.closed_form(tensor, acts, None) for tensor in tensors]
         # Appended zeros do not say how many they are: what is missing must be theirs.
         unknown = [i for i, part in enumerate(parts) if part is None]
-        if len(unknown) == 1 and width is not None and _is_zeros(tensors[unknown[0]]):
+        if len(unknown) == 1 and width is not None and self._is_zeros(tensors[unknown[0]]):
             rest = width - sum(part.num_channels for part in parts if part is not None)
             if rest > 0:
                 parts[unknown[0]] = _constant(acts, rest)
@@ -330,13 +288,16 @@ class _Walk:
             return None
         return ConcatMean([part for part in parts if part is not None])
 
+    def _is_zeros(self, node: Any) -> bool:
+        return is_zeros(node) and not self._is_overwritten(node)
+
     def _zero_padded(
         self, node: fx.Node, acts: tuple[Activation, ...], width: int | None
     ) -> ClosedForm | None:
-        pad = node.args[1] if len(node.args) > 1 else node.kwargs.get("pad")
-        mode = node.args[2] if len(node.args) > 2 else node.kwargs.get("mode", "constant")
-        value = node.args[3] if len(node.args) > 3 else node.kwargs.get("value", None)
-        if not isinstance(pad, list | tuple) or len(pad) < 2 or _differs_by_channel(acts):
+        pad = setting(node, 1, "pad")
+        mode = setting(node, 2, "mode", "constant")
+        value = setting(node, 3, "value")
+        if not isinstance(pad, list | tuple) or len(pad) < 2 or differ_by_channel(acts):
             return None
         # F.pad counts from the last axis: the pair behind the spatial ones is the channels'.
         *spatial, front, back = pad
@@ -347,7 +308,7 @@ class _Walk:
         if mode != "constant" or value not in (None, 0, 0.0):
             return None
         inner = None if width is None else width - front - back
-        part = self.closed_form(_argument(node), acts, inner)
+        part = self.closed_form(argument(node), acts, inner)
         if part is None or (inner is not None and part.num_channels != inner):
             return None
         parts: list[ClosedForm] = [part]
@@ -358,31 +319,11 @@ class _Walk:
         return ConcatMean(parts)
 
 
-def _argument(node: fx.Node, keyword: str = "input") -> Any:
-    return node.args[0] if node.args else node.kwargs.get(keyword)
-
-
 def _compose(acts: tuple[Activation, ...]) -> Activation | None:
     if not acts:
         return None
-    return acts[0] if len(acts) == 1 else _Chain(acts)
-
-
-def _differs_by_channel(acts: tuple[Activation, ...]) -> bool:
-    return any(isinstance(act, nn.PReLU) and act.num_parameters > 1 for act in acts)
+    return acts[0] if len(acts) == 1 else Chain(acts)
 
 
 def _constant(acts: tuple[Activation, ...], num_channels: int) -> ConstantMean:
-    return ConstantMean(_Chain(acts)(torch.zeros(1)).item(), num_channels)
-
-
-def _is_concat(node: fx.Node) -> bool:
-    return node.op == "call_function" and node.target in _CONCATS
-
-
-def _is_zeros(node: Any) -> bool:
-    if not isinstance(node, fx.Node):
-        return False
-    if node.op == "call_method":
-        return node.target == "new_zeros"
-    return node.op == "call_function" and node.target in _ZEROS
+    return ConstantMean(Chain(acts)(torch.zeros(1)).item(), num_channels)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -132,7 +133,7 @@ class ConcatMean:
         tensor([1., 0., 0.])
     """
 
-    def __init__(self, parts: "Sequence[BatchNormMean | ConstantMean | ConcatMean]") -> None:
+    def __init__(self, parts: "Sequence[ClosedForm]") -> None:
         if not parts:
             raise ValueError("`parts` must hold at least one mean source, got none.")
         self.parts = tuple(parts)
@@ -166,8 +167,63 @@ class ConcatMean:
         return torch.cat([moment.to(like) for moment in moments])
 
     def __repr__(self) -> str:
-        names = list(dict.fromkeys(map(repr, self.parts)))
-        return f"concat of {len(self.parts)}: {', '.join(names)}"
+        return f"concat of {len(self.parts)}: {', '.join(_kinds(self))}"
+
+
+class SelectedMean:
+    """E[X] of an input that takes its channels from another: a split, a shuffle, a slice.
+
+    Args:
+        part: the source of what the channels are taken from.
+        index: the channels, in their new order; one may be taken several times.
+
+    Raises:
+        ValueError: no channels, or some that `part` does not have.
+
+    Example:
+        >>> both = ConcatMean([ConstantMean(1.0, 2), ConstantMean(0.0, 2)])
+        >>> SelectedMean(both, [0, 2, 1, 3]).mean()
+        tensor([1., 0., 1., 0.])
+    """
+
+    def __init__(self, part: "ClosedForm", index: Sequence[int]) -> None:
+        outside = [channel for channel in index if not 0 <= channel < part.num_channels]
+        if outside or not index:
+            raise ValueError(
+                f"`index` must name channels 0 to {part.num_channels - 1}, got {outside[:5]}."
+            )
+        self.part = part
+        self.index = tuple(index)
+
+    @property
+    def num_channels(self) -> int:
+        """The number of channels that the source describes."""
+        return len(self.index)
+
+    @property
+    def is_nonnegative(self) -> bool:
+        """Whether what the channels are taken from is never negative."""
+        return self.part.is_nonnegative
+
+    def mean(self) -> Tensor:
+        """Compute E[X], (C,)."""
+        return self._select(self.part.mean())
+
+    def var(self) -> Tensor:
+        """Compute Var[X], (C,)."""
+        return self._select(self.part.var())
+
+    def batch_norms(self) -> Iterator[_BatchNorm]:
+        """Yield the batch norms that the part reads."""
+        return self.part.batch_norms()
+
+    def _select(self, moment: Tensor) -> Tensor:
+        return moment[torch.tensor(self.index, device=moment.device)]
+
+    def __repr__(self) -> str:
+        return (
+            f"{self.num_channels} of {self.part.num_channels} channels: {', '.join(_kinds(self))}"
+        )
 
 
 class ObservedMean:
@@ -177,8 +233,12 @@ class ObservedMean:
     `observed_batches`, so they are saved and restored with the model. The first batches are
     averaged evenly; from `1 / momentum` batches on, older ones fade exponentially.
 
+    In a process group the batches of all ranks are pooled, so every rank holds the same moments.
+    As for `nn.SyncBatchNorm`, every rank must then run the layer equally often in training.
+
     Args:
         momentum: the weight of a new batch in the long run.
+        pooled: False: each rank observes its own batches only, and no rank waits for another.
 
     Raises:
         TypeError, ValueError: `momentum` is not in [0, 1].
@@ -192,8 +252,9 @@ class ObservedMean:
         tensor([1., 1.])
     """
 
-    def __init__(self, momentum: float = 0.1) -> None:
+    def __init__(self, momentum: float = 0.1, *, pooled: bool = True) -> None:
         self.momentum = check_fraction("momentum", momentum)
+        self.pooled = bool(pooled)
 
     @property
     def num_channels(self) -> None:
@@ -208,13 +269,15 @@ class ObservedMean:
     @torch.no_grad()
     def observe(self, x: Tensor, mean: Tensor, var: Tensor, batches: Tensor) -> None:
         """Fold a batch `x` (N, C, ...) into the running moments, in place."""
-        if x.numel() == 0:
+        count, batch_mean, batch_var = _moments(x.detach())
+        is_seen: bool | Tensor = count > 0
+        if self.pooled and dist.is_available() and dist.is_initialized():
+            # Also with an empty batch: the other ranks wait for it.
+            is_seen, batch_mean, batch_var = _pool(count, batch_mean, batch_var)
+        elif count == 0:
             return
-        exact = torch.promote_types(x.dtype, torch.float32)
-        axes = [axis for axis in range(x.ndim) if axis != 1]
-        batch_var, batch_mean = torch.var_mean(x.detach().to(exact), dim=axes, correction=0)
-        batches += 1
-        share = torch.clamp(1.0 / batches.to(exact), min=self.momentum)
+        batches += is_seen
+        share = torch.clamp(1.0 / batches.clamp(min=1).to(batch_mean), min=self.momentum) * is_seen
         step = batch_mean - mean
         # The variance of the mixture, not the mean of the variances: batches differ in their mean.
         var.copy_((1 - share) * (var + share * step * step) + share * batch_var)
@@ -228,4 +291,38 @@ class ObservedMean:
         return "observed"
 
 
-MeanSource = BatchNormMean | ConstantMean | ConcatMean | ObservedMean
+ClosedForm = BatchNormMean | ConstantMean | ConcatMean | SelectedMean
+MeanSource = ClosedForm | ObservedMean
+
+
+def _kinds(source: ClosedForm) -> list[str]:
+    """Name what a source is made of, each kind once."""
+    if isinstance(source, SelectedMean):
+        return _kinds(source.part)
+    if isinstance(source, ConcatMean):
+        return list(dict.fromkeys(kind for part in source.parts for kind in _kinds(part)))
+    return [repr(source)]
+
+
+def _moments(x: Tensor) -> tuple[int, Tensor, Tensor]:
+    """Compute how many values a channel of `x` (N, C, ...) has, their means and variances, (C,)."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    count = x.numel() // max(1, x.shape[1])
+    if count == 0:
+        nothing = x.new_zeros(x.shape[1])
+        return 0, nothing, nothing
+    axes = [axis for axis in range(x.ndim) if axis != 1]
+    var, mean = torch.var_mean(x, dim=axes, correction=0)
+    return count, mean, var
+
+
+def _pool(count: int, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Pool moments over all ranks; also tell, as a tensor, whether any rank had values."""
+    exact = mean.to(torch.float64)  # a difference of squares follows
+    square = var.to(torch.float64) + exact * exact
+    sums = torch.cat([exact.new_ones(1), exact, square]) * count
+    dist.all_reduce(sums)
+    total = sums[:1].clamp(min=1)
+    first, second = (sums[1:] / total).chunk(2)
+    pooled_var = (second - first * first).clamp(min=0.0)
+    return sums[0] > 0, first.to(mean), pooled_var.to(var)

@@ -30,13 +30,13 @@ TIMEOUT_S = 60
 EPOCHS = 4
 
 
-def spawn(worker, folder):
+def spawn(worker, folder, timeout_s=TIMEOUT_S):
     """Run `worker(rank)` on both ranks; return what each of them returned."""
     context = torch.multiprocessing.spawn(
         _run, args=(worker, str(folder)), nprocs=len(RANKS), join=False
     )
     try:
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
         # A call returns as soon as one rank has ended, and raises that rank's error.
         while not context.join(timeout=max(0.0, deadline - time.monotonic())):
             assert time.monotonic() < deadline, "a rank hangs"

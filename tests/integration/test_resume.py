@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+import selectconv as sc
 from selectconv.train.checkpoint import load_checkpoint
 from selectconv.train.records import ALLOCATION, BEST, CHECKPOINT, LAST, METRICS, RunFolder
+from tiny_models import allocation_of
 
 SCRIPT = Path(__file__).parent.parent / "small_run.py"
 # What a clock says differs between any two runs; everything else must not.
@@ -92,3 +95,15 @@ def test_same_seed_same_bits_other_seed_other_bits(undisturbed, tmp_path):
     assert_same_run(tmp_path / "same", undisturbed)
     assert run(tmp_path / "other", "--seed", "1").returncode == 0
     assert (tmp_path / "other" / LAST).read_bytes() != (undisturbed / LAST).read_bytes()
+
+
+def test_a_runs_log_replays_onto_a_fresh_model(undisturbed):
+    model = sc.create_model(
+        "densenet40", growth_rate=4, units=(1, 1, 1), in_channels=1, selective=True
+    )
+    reports = sc.ChannelAllocator(model, total_epochs=4).replay(undisturbed / ALLOCATION)
+    assert len(reports) >= 2
+    assert any(report.reallocated for report in reports)
+    saved = load_file(undisturbed / LAST)
+    for name, buffer in allocation_of(model).items():
+        assert torch.equal(buffer, saved[name]), name

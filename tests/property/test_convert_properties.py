@@ -3,7 +3,7 @@
 import copy
 
 import torch
-from hypothesis import event, given
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -17,6 +17,8 @@ ACTIVATIONS = {
     "silu": nn.SiLU,
     "leaky": lambda: nn.LeakyReLU(0.2),
     "hardswish": nn.Hardswish,
+    "relu6": nn.ReLU6,
+    "gelu": nn.GELU,
     "prelu": lambda: nn.PReLU(WIDTH),
     "none": nn.Identity,
 }
@@ -31,6 +33,9 @@ POOLS = {
     "max": lambda: nn.MaxPool2d(3, 1, padding=1),
     "dropout": lambda: nn.Dropout(0.2),
     "dropout2d": lambda: nn.Dropout2d(0.2),
+    "nearest": lambda: nn.Upsample(scale_factor=2),
+    "bilinear": lambda: nn.Upsample(scale_factor=2, mode="bilinear"),
+    "shuffle": lambda: nn.ChannelShuffle(2),
 }
 
 
@@ -66,6 +71,33 @@ class Padded(nn.Module):
         return nn.functional.pad(self.norm(self.conv(x)), (0, 0, 0, 0, 0, WIDTH // 2))
 
 
+class Split(nn.Module):
+    """Half the channels pass by, the others go through a body; then all are shuffled."""
+
+    def __init__(self, norm, act):
+        super().__init__()
+        self.norm, self.act = norm, act
+        self.body = nn.Sequential(nn.Conv2d(WIDTH // 2, WIDTH // 2, 1), nn.BatchNorm2d(WIDTH // 2))
+        self.last = nn.Conv2d(WIDTH, WIDTH, 1, groups=2)
+
+    def forward(self, x):
+        left, right = self.act(self.norm(x)).chunk(2, dim=1)
+        x = torch.cat([left, self.body(right)], dim=1)
+        n, c, h, w = x.shape
+        return self.last(x.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w))
+
+
+class SqueezeExcite(nn.Module):
+    """Scales the channels by what their averages say."""
+
+    def __init__(self):
+        super().__init__()
+        self.squeeze, self.expand = nn.Conv2d(WIDTH, WIDTH, 1), nn.Conv2d(WIDTH, WIDTH, 1)
+
+    def forward(self, x):
+        return x * self.expand(self.squeeze(x.mean((2, 3), keepdim=True)).relu()).sigmoid()
+
+
 @st.composite
 def units(draw, keeps_size=True):
     """Norm, activation, conv."""
@@ -87,7 +119,8 @@ def units(draw, keeps_size=True):
 
 @st.composite
 def blocks(draw):
-    kind = draw(st.sampled_from(["unit", "residual", "branches", "shared", "pool", "padded"]))
+    kinds = ["unit", "residual", "branches", "shared", "pool", "padded", "split", "excite"]
+    kind = draw(st.sampled_from(kinds))
     if kind == "unit":
         return draw(units(keeps_size=False))
     if kind == "residual":
@@ -99,6 +132,11 @@ def blocks(draw):
         return nn.Sequential(shared, nn.BatchNorm2d(WIDTH), shared)
     if kind == "pool":
         return POOLS[draw(st.sampled_from(sorted(POOLS)))]()
+    if kind == "split":
+        norm, act = draw(st.sampled_from(sorted(NORMS))), draw(st.sampled_from(["relu", "silu"]))
+        return Split(NORMS[norm](), ACTIVATIONS[act]())
+    if kind == "excite":
+        return SqueezeExcite()
     return Padded()
 
 
@@ -120,6 +158,7 @@ def networks(draw):
     return model
 
 
+@settings(max_examples=max(200, settings.default.max_examples))
 @given(
     model=networks(),
     has_example=st.booleans(),

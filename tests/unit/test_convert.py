@@ -408,6 +408,40 @@ def test_example_input_of_several_arguments(example):
     assert reason(model) == "fed with raw input"
 
 
+# Wrappers
+
+
+def test_model_inside_torch_compile_is_converted():
+    model, x = small_net().eval(), image()
+    compiled = torch.compile(model, backend="eager")
+    before = compiled(x)  # so that there is compiled code to forget
+    assert sc.convert(compiled, x) is compiled
+    assert selective(model) == {"spatial", "pointwise"}
+    assert model.spatial.mean_source.bn is model.norm1
+    assert [row.name for row in sc.describe(compiled)] == ["stem", "spatial", "pointwise"]
+    assert torch.equal(compiled(x), before)
+    model.spatial.close(range(8))
+    assert torch.equal(compiled(x), model(x))
+    assert not torch.equal(compiled(x), before)
+
+
+def test_lazy_convs():
+    def lazy():
+        return nn.Sequential(
+            nn.LazyConv2d(16, 3), nn.LazyBatchNorm2d(), nn.ReLU(), nn.LazyConv2d(8, 1)
+        )
+
+    why = "not initialised: give `example_input`, or run the model once"
+    with pytest.raises(sc.ConversionError, match=f"0: {why}; 3: {why}"):
+        sc.convert(lazy())
+    rows = sc.describe(lazy())
+    assert [(row.shape, row.skipped) for row in rows] == [((), why), ((), why)]
+    assert why in str(rows)
+    model = sc.convert(lazy(), image())
+    assert selective(model) == {"3"}
+    assert model[3].mean_source.bn is model[1]
+
+
 # What is refused, and leaves the model as it was
 
 
@@ -461,6 +495,12 @@ def test_model_that_is_a_conv_itself():
     assert_refused(
         nn.Conv2d(16, 16, 1), sc.ConversionError, r"\(model\): is the model itself.*from_conv"
     )
+
+
+def test_model_that_is_wrapped_for_data_parallelism():
+    model = nn.DataParallel(small_net())
+    match = "is wrapped in DataParallel, which would not see .*convert the model itself, then wrap"
+    assert_refused(model, sc.ConversionError, match)
 
 
 def test_failing_where():
@@ -519,7 +559,7 @@ def test_describe_prints_a_table():
     gamma = f"{model.spatial.smallest_gamma():.2g}"
     assert table[2].split() == f"spatial 16x16x3x3 batch norm + ReLU 14 2 0 {gamma}".split()
     assert "plain: 3 inputs, fewer than min_channels=8" in table[1]
-    assert summary == "2 of 3 convs selective; of 32 slots 2 closed, 0 re-allocated"
+    assert summary.startswith("2 of 3 convs selective; of 32 slots 2 closed, 0 re-allocated; ")
 
 
 def test_describe_of_a_plain_model():

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import operator
 import pickle
 
 import pytest
@@ -58,7 +59,7 @@ def source_of(net):
 
 def assert_mean_is_that_of_real_inputs(net, axes=2):
     """Compare `input_mean` with inputs of the conv, where BN(x) ~ N(bias, weight^2) holds."""
-    layer = sc.convert(net).conv
+    layer = sc.convert(net, min_channels=1).conv
     assert not isinstance(layer.mean_source, sc.ObservedMean)
     seen = []
     layer.register_forward_pre_hook(
@@ -251,7 +252,64 @@ ACCEPTED = {
         lambda n, x: read_then_overwrite(n.bn(x), n.conv), {}, 8, ["bn"],
     ),
     "added into another tensor": (lambda n, x: add_elsewhere(n.bn(x), n.conv), {}, 8, ["bn"]),
+    "identity before the activation": (
+        lambda n, x: n.conv(n.same(n.bn(x)).contiguous().float().relu()),
+        {"same": nn.Identity}, 8, ["bn"],
+    ),
+    "nearest upsampling": (
+        lambda n, x: n.conv(n.up(n.bn(x)).relu()),
+        {"up": lambda: nn.Upsample(scale_factor=2)}, 8, ["bn"],
+    ),
+    "F.interpolate": (lambda n, x: n.conv(F.interpolate(n.bn(x), (16, 11)).tanh()), {}, 8, ["bn"]),
+    "bilinear upsampling": (
+        lambda n, x: n.conv(n.up(n.bn(x).relu())),
+        {"up": lambda: nn.Upsample(scale_factor=2, mode="bilinear")}, 8, ["bn"],
+    ),
+    "second half of a chunk": (
+        lambda n, x: n.conv(n.bn(x).relu().chunk(2, dim=1)[1]), {}, 4, ["bn"],
+    ),
+    "activation behind a split": (
+        lambda n, x: n.conv(torch.split(n.bn(x), [2, 5, 1], 1)[1].tanh()), {}, 5, ["bn"],
+    ),
+    "slice with a step": (lambda n, x: n.conv(n.bn(x).relu()[:, 1::2]), {}, 4, ["bn"]),
+    "slice of a slice": (lambda n, x: n.conv(n.bn(x).narrow(1, 2, 5)[:, 1:3]), {}, 2, ["bn"]),
+    "channel shuffle by hand": (
+        lambda n, x: n.conv(shuffle(torch.cat([n.bn(x).relu(), n.bn2(x).relu()], 1), 4)),
+        {}, 16, ["bn", "bn2"],
+    ),
+    "channel shuffle, function": (
+        lambda n, x: n.conv(F.channel_shuffle(n.bn(x).relu(), 2)), {}, 8, ["bn"],
+    ),
+    "channel shuffle, module": (
+        lambda n, x: n.conv(n.shuffle(n.bn(x)).relu()),
+        {"shuffle": lambda: nn.ChannelShuffle(4)}, 8, ["bn"],
+    ),
+    "shuffled, split and joined": (
+        lambda n, x: n.conv(
+            torch.cat([shuffle(n.bn(x).relu(), 2).chunk(2, 1)[0], n.bn2(x).chunk(4, 1)[3]], -3)
+        ),
+        {}, 6, ["bn", "bn2"],
+    ),
+    "channels reversed and repeated": (
+        lambda n, x: n.conv(n.bn(x).relu().flip(1).repeat(1, 2, 1, 1)), {}, 16, ["bn"],
+    ),
+    "pixels moved into channels": (
+        lambda n, x: n.conv(F.pixel_unshuffle(n.bn(x).relu(), 2)), {}, 32, ["bn"],
+    ),
+    "axes permuted and back": (
+        lambda n, x: n.conv(n.bn(x).permute(0, 2, 3, 1).flip(1).permute(0, 3, 1, 2)), {}, 8, ["bn"],
+    ),
+    "split before a pool": (
+        lambda n, x: n.conv(F.avg_pool2d(n.bn(x).relu(), 2)[:, :4]), {}, 4, ["bn"],
+    ),
 }  # fmt: skip
+
+
+def shuffle(x, groups):
+    """A channel shuffle as ShuffleNets write it."""
+    images, channels, height, width = x.size()
+    x = x.view(images, groups, channels // groups, height, width)
+    return torch.transpose(x, 1, 2).contiguous().view(images, -1, height, width)
 
 
 def read_then_overwrite(y, layer):
@@ -304,6 +362,19 @@ def discard(write):
         return net.conv(y)
 
     return run
+
+
+def overwrite_half(net, x):
+    halves = net.bn(x).chunk(2, dim=1)
+    halves[0].mul_(2.0)
+    return net.conv(halves[0])
+
+
+def partly_zeros(net, x):
+    y = net.bn(x)
+    others = torch.zeros_like(y[:, :4])
+    others[:, :1] = 5.0
+    return torch.cat([y, others], dim=1)
 
 
 def called_twice(net, x):
@@ -368,7 +439,30 @@ NOT_ACCEPTED = {
         lambda n, x: n.conv(n.act(torch.cat([n.bn(x), n.bn2(x)], dim=1))),
         {"act": lambda: nn.PReLU(16)}, 16,
     ),
-    "channels chosen": (lambda n, x: n.conv(n.wide(x)[:, :8]), {"wide": lambda: norm(8)}, 8),
+    "bilinear before relu": (
+        lambda n, x: n.conv(F.interpolate(n.bn(x), scale_factor=2, mode="bilinear").relu()), {}, 8,
+    ),
+    "channels mixed": (lambda n, x: n.conv(F.pixel_shuffle(n.bn(x), 2)), {}, 2),
+    "channels into images": (lambda n, x: n.conv(n.bn(x).reshape(-1, 4, 8, 8)), {}, 4),
+    "channels by pixels": (lambda n, x: n.conv(n.bn(x).transpose(1, 2)), {}, 8),
+    "sizes of another tensor": (lambda n, x: n.conv(n.bn(x).view(x.size())), {}, 8),
+    "a split of a residual sum": (
+        lambda n, x: n.conv((n.bn(x) + n.bn2(x)).chunk(2, dim=1)[0]), {}, 4,
+    ),
+    "channels by a stored index": (
+        lambda n, x: n.conv(n.bn(x)[:, n.order.num_batches_tracked + torch.arange(4)]),
+        {"order": lambda: nn.BatchNorm2d(4)}, 4,
+    ),
+    "an activation by channel behind a split": (
+        lambda n, x: n.conv(n.act(n.bn(x)[:, :4])), {"act": lambda: nn.PReLU(4)}, 4,
+    ),
+    "sum written over, by operator": (discard(lambda y, x: operator.iadd(y, x)), {}, 8),
+    "part written over": (discard(lambda y, x: operator.setitem(y, (0, 2), 0.0)), {}, 8),
+    "zeros that are written into": (lambda n, x: n.conv(partly_zeros(n, x)), {}, 12),
+    "half of it written over": (overwrite_half, {}, 4),
+    "written over through a view": (
+        discard(lambda y, x: y.view(y.shape).chunk(2, 1)[0].mul_(2.0)), {}, 8,
+    ),
     "random slopes": (lambda n, x: n.conv(F.rrelu(n.bn(x))), {}, 8),
     "relu written over its input": (discard(lambda y, x: F.relu(y, inplace=True)), {}, 8),
     "relu written over, by position": (discard(lambda y, x: F.relu(y, True)), {}, 8),
@@ -387,7 +481,7 @@ def test_everything_else_is_observed(name):
     modules = {key: build() for key, build in modules.items()}
     net = Net(run, bn=norm(), bn2=norm(), conv=conv(inputs), **modules)
     assert source_of(net) is None
-    assert isinstance(sc.convert(net).conv.mean_source, sc.ObservedMean)
+    assert isinstance(sc.convert(net, min_channels=1).conv.mean_source, sc.ObservedMean)
 
 
 IS_RAW = {
@@ -408,6 +502,8 @@ IS_RAW = {
     "input's size only": (False, lambda n, x: n.conv(F.interpolate(n.bn(x), x.shape[2:])), 8),
     "input's size only, method": (False, lambda n, x: n.conv(n.bn(x).view(x.size())), 8),
     "input's dtype only": (False, lambda n, x: n.conv(n.bn(x).to(x.dtype)), 8),
+    "upsampling": (True, lambda n, x: n.conv(F.interpolate(x, scale_factor=2)), 8),
+    "slice": (True, lambda n, x: n.conv(torch.cat([x[:, :4], n.bn(x)[:, :4]], 1)), 8),
 }
 
 
@@ -462,3 +558,110 @@ def test_tracing_leaves_the_model_as_it_was():
     assert all(now is buffers[name] for name, now in net.named_buffers())
     for name, value in net.state_dict().items():
         assert torch.equal(value, values[name]), name
+
+
+def test_embedded_words_are_not_raw_input():
+    net = Net(
+        lambda n, x: n.conv(n.words(x).transpose(1, 2)),
+        words=nn.Embedding(20, 8), conv=nn.Conv1d(8, 4, 3),
+    )  # fmt: skip
+    graph = trace(net)
+    assert graph.failure is None
+    assert not graph.inputs[id(net.conv)].is_raw
+    sc.convert(net, torch.zeros(2, 6, dtype=torch.int64))
+    assert isinstance(net.conv, sc.SelectConv1d)
+
+
+# Modules of timm and torchvision, known by name
+
+
+def test_lookalikes_of_known_modules_are_not_taken_for_them():
+    class BatchNormAct2d(DoubledNorm):
+        def __init__(self, channels):
+            super().__init__(channels)
+            self.drop, self.act = nn.Identity(), nn.ReLU()
+
+    net = Net(lambda n, x: n.conv(n.bn(x)), bn=BatchNormAct2d(8), conv=conv())
+    assert source_of(net) is None
+
+
+TIMM_NORMS = {
+    "relu": ({}, "batch norm + ReLU"),
+    "silu": ({"act_layer": "silu"}, "batch norm + SiLU"),
+    "timm's gelu": ({"act_layer": "gelu"}, "batch norm + GELU"),
+    "hard swish": ({"act_layer": "hard_swish"}, "batch norm + Hardswish"),
+    "none": ({"apply_act": False}, "batch norm"),
+}
+
+
+@pytest.mark.parametrize("name", TIMM_NORMS)
+def test_batch_norm_with_its_activation(name):
+    layers = pytest.importorskip("timm", reason="timm is not installed").layers
+    options, shown = TIMM_NORMS[name]
+    bn = layers.BatchNormAct2d(8, **options)
+    with torch.no_grad():
+        bn.bias.uniform_(-1, 1)
+    net = Net(lambda n, x: n.conv(n.drop(n.bn(x))), bn=bn, drop=layers.DropPath(0.3), conv=conv())
+    assert repr(source_of(net)) == shown
+    assert_mean_is_that_of_real_inputs(net)
+
+
+def test_what_drops_before_the_activation_is_observed():
+    layers = pytest.importorskip("timm", reason="timm is not installed").layers
+    bn = layers.BatchNormAct2d(8, drop_layer=lambda: nn.Dropout(0.5))
+    assert source_of(Net(lambda n, x: n.conv(n.bn(x)), bn=bn, conv=conv())) is None
+
+
+def test_drop_path_that_does_not_keep_the_mean_is_observed():
+    layers = pytest.importorskip("timm", reason="timm is not installed").layers
+    drop = layers.DropPath(0.3, scale_by_keep=False)
+    net = Net(lambda n, x: n.conv(n.drop(n.bn(x))), bn=norm(), drop=drop, conv=conv())
+    assert source_of(net) is None
+
+
+def test_stochastic_depth_keeps_the_mean():
+    ops = pytest.importorskip("torchvision", reason="torchvision is not installed").ops
+    drop = ops.StochasticDepth(0.3, "row")
+    net = Net(lambda n, x: n.conv(n.drop(n.bn(x).relu())), bn=norm(), drop=drop, conv=conv())
+    assert list(source_of(net).batch_norms()) == [net.bn]
+    assert_mean_is_that_of_real_inputs(net)
+
+
+# Models that cannot be traced as a whole
+
+
+class Guarded(nn.Module):
+    """Control flow on values around parts that can be traced: one called, one only iterated."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 1)
+        self.called = nn.Sequential(norm(), nn.ReLU(), conv(), nn.Conv2d(4, 8, 1))
+        self.iterated = nn.Sequential(norm(), conv())
+
+    def forward(self, x):
+        x = self.stem(x)
+        if x.sum() < 0:
+            x = -x
+        x = self.called(x)
+        for module in self.iterated:
+            x = module(x * 2)  # between the norm and the conv, which its own forward would not show
+        return x
+
+
+def test_called_parts_of_an_untraceable_model_are_looked_at():
+    net = sc.convert(Guarded(), torch.randn(2, 3, 6, 6))
+    assert net.called[2].mean_source.bn is net.called[0]
+    assert isinstance(net.iterated[1].mean_source, sc.ObservedMean)
+    blind = sc.convert(Guarded())
+    assert isinstance(blind.called[2].mean_source, sc.ObservedMean)
+
+
+def test_a_part_whose_conv_is_also_called_from_outside_is_observed():
+    class Both(Guarded):
+        def forward(self, x):
+            features = self.stem(x)
+            return super().forward(x) + self.called[2](features).mean()
+
+    net = sc.convert(Both(), torch.randn(2, 3, 6, 6))
+    assert isinstance(net.called[2].mean_source, sc.ObservedMean)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import selectconv as sc
-from selectconv import BatchNormMean, ConcatMean, ConstantMean, ObservedMean
+from selectconv import BatchNormMean, ConcatMean, ConstantMean, ObservedMean, SelectedMean
 
 # float32 running moments of a few batches.
 FLOAT32_TOLERANCE = 1e-5
@@ -128,6 +128,11 @@ def test_batch_norm_mean_refuses_what_it_cannot_read():
         (ConstantMean(0.5, 2), "constant 0.5"),
         (ObservedMean(), "observed"),
         (
+            ConcatMean([SelectedMean(ConcatMean([ConstantMean(1, 4)]), [0]), ConstantMean(1, 2)]),
+            "concat of 2: constant 1",
+        ),
+        (SelectedMean(ConstantMean(1, 4), [0, 3, 3]), "3 of 4 channels: constant 1"),
+        (
             ConcatMean([ConstantMean(0, 1), ConstantMean(0, 2), ConstantMean(1, 1)]),
             "concat of 3: constant 0, constant 1",
         ),
@@ -171,6 +176,26 @@ def test_a_concatenation_is_nonnegative_where_all_parts_are():
 def test_a_concatenation_needs_parts():
     with pytest.raises(ValueError, match="`parts` must hold at least one"):
         ConcatMean([])
+
+
+# SelectedMean
+
+
+def test_selected_channels_come_in_their_new_order():
+    bn = batch_norm([1.0, 2.0, 3.0], [0.0, 1.0, 2.0])
+    source = SelectedMean(BatchNormMean(bn, None), [2, 0, 0, 1])
+    assert source.num_channels == 4
+    assert source.mean().tolist() == [3.0, 1.0, 1.0, 2.0]
+    assert source.var().tolist() == [4.0, 0.0, 0.0, 1.0]
+    assert list(source.batch_norms()) == [bn]
+    assert not source.is_nonnegative
+    assert SelectedMean(BatchNormMean(bn, torch.relu), [0]).is_nonnegative
+
+
+@pytest.mark.parametrize(("index", "got"), [([0, 4], r"\[4\]"), ([-1], r"\[-1\]"), ([], r"\[\]")])
+def test_selected_channels_must_exist(index, got):
+    with pytest.raises(ValueError, match=f"`index` must name channels 0 to 3, got {got}"):
+        SelectedMean(ConstantMean(0.0, 4), index)
 
 
 # ObservedMean, in the layer that keeps its buffers

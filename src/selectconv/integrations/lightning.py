@@ -1,0 +1,135 @@
+"""Channel selectivity in a Lightning `Trainer`: one callback."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from selectconv.allocator import MODES, AllocationReport, ChannelAllocator
+from selectconv.checks import check_choice
+from selectconv.errors import AllocationError
+from selectconv.layer import SelectConvNd
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ModuleNotFoundError as error:
+    if error.name is None or error.name.partition(".")[0] != "lightning":
+        raise  # lightning is there, and something that it needs is not
+    message = "selectconv.integrations.lightning needs lightning: install selectconv[lightning]."
+    raise ModuleNotFoundError(message, name="lightning") from error
+
+
+class ChannelAllocation(Callback):
+    """De- and re-allocate channels at the end of each training epoch.
+
+    Convert the network in the `LightningModule`'s `__init__`, so that `configure_optimizers` and
+    checkpoints see the selective layers. The callback makes a `ChannelAllocator` of the module and
+    the optimizer that trains it, steps it on every rank, logs `selectconv/moved` and
+    `selectconv/closed`, and saves and restores its state with Lightning's checkpoints.
+
+    A checkpoint that Lightning writes during validation is from before the epoch's step; a training
+    that goes on from it makes up for the step before its next epoch.
+
+    Args:
+        total_epochs: the length of the training; None: the trainer's `max_epochs`.
+        log: whether to log the numbers of moved and closed slots.
+        followers: copies of the `LightningModule` that get the same plan.
+        options: the other options of `ChannelAllocator`: gamma, top_k, stop_at, grace, mode, ...
+
+    Attributes:
+        allocator: the allocator, once the training has begun.
+        reports: what this process's steps changed, in order; `report.to_dict()` is a row of a log.
+
+    Raises:
+        AllocationError: no selective layers, an optimizer of other parameters, a trainer without
+            `max_epochs`; when the training begins.
+
+    Example:
+        >>> callback = ChannelAllocation(gamma=0.05, grace=2)
+        >>> trainer = Trainer(max_epochs=10, callbacks=[callback], logger=False)
+    """
+
+    def __init__(
+        self,
+        *,
+        total_epochs: int | None = None,
+        log: bool = True,
+        followers: Iterable[nn.Module] = (),
+        **options: Any,
+    ) -> None:
+        # Refuse what the allocator would refuse now, not after the data has been loaded.
+        check_choice("mode", options.get("mode", "select"), MODES)
+        ChannelAllocator(nn.Module(), total_epochs=1, **{**options, "mode": "none"})
+        self.total_epochs = total_epochs
+        self._logs = log  # Lightning gives every callback a `log` of its own
+        self.followers = list(followers)
+        self.options = options
+        self.allocator: ChannelAllocator | None = None
+        self.reports: list[AllocationReport] = []
+        self._restored: dict[str, Any] | None = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Make the allocator: the optimizers are set up, and the model's state is restored."""
+        epochs = trainer.max_epochs if self.total_epochs is None else self.total_epochs
+        if epochs is None or epochs < 1:
+            raise AllocationError(
+                "the trainer has no `max_epochs`: give ChannelAllocation `total_epochs`."
+            )
+        self.allocator = ChannelAllocator(
+            pl_module,
+            _choose_optimizer(trainer.optimizers, pl_module),
+            total_epochs=epochs,
+            followers=self.followers,
+            **self.options,
+        )
+        if self._restored is not None:
+            self.allocator.load_state_dict(self._restored)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Make up for the step that a checkpoint from within validation does not have."""
+        assert self.allocator is not None
+        if self._restored is not None and self.allocator.last_epoch < trainer.current_epoch - 1:
+            self._step(trainer.current_epoch - 1)
+        self._restored = None
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Step the allocator, and log."""
+        assert self.allocator is not None
+        if trainer.current_epoch > self.allocator.last_epoch:
+            self._step(trainer.current_epoch)
+        if self._logs:
+            layers = self.allocator.layers.values()
+            moved = sum(int((layer.moved & layer.gate).sum()) for layer in layers)
+            closed = sum(int((~layer.gate).sum()) for layer in layers)
+            counts = {"selectconv/moved": float(moved), "selectconv/closed": float(closed)}
+            pl_module.log_dict(counts, sync_dist=trainer.world_size > 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the allocator's state, for Lightning's checkpoints."""
+        return {} if self.allocator is None else {"allocator": self.allocator.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep a checkpoint's state for the allocator, which Lightning's restoring comes before."""
+        self._restored = state_dict.get("allocator")
+        if self.allocator is not None and self._restored is not None:
+            self.allocator.load_state_dict(self._restored)
+
+    def _step(self, epoch: int) -> None:
+        assert self.allocator is not None
+        report = self.allocator.step(epoch)
+        if report:
+            self.reports.append(report)
+
+
+def _choose_optimizer(
+    optimizers: list[torch.optim.Optimizer], module: nn.Module
+) -> torch.optim.Optimizer | None:
+    """Choose, of a module's optimizers, the one that trains most of its selective layers."""
+    layers = [layer for layer in module.modules() if isinstance(layer, SelectConvNd)]
+    own = {id(parameter) for layer in layers for parameter in layer.parameters()}
+
+    def shared(optimizer: torch.optim.Optimizer) -> int:
+        return sum(id(p) in own for group in optimizer.param_groups for p in group["params"])
+
+    return max(optimizers, key=shared, default=None)

@@ -1,0 +1,105 @@
+"""Steps of a traced model that only move channels about: split, shuffle, slice, repeat.
+
+Which channel ends up where is not reasoned out but tried: the steps are run on a small tensor whose
+every value is the number of its channel.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+_FUNCTIONS = (
+    torch.chunk, torch.split, torch.tensor_split, torch.unbind, torch.narrow, torch.select,
+    torch.transpose, torch.swapaxes, torch.permute, torch.movedim, torch.reshape, torch.flatten,
+    torch.unflatten, torch.squeeze, torch.unsqueeze, torch.flip, torch.roll, torch.channel_shuffle,
+    torch.pixel_unshuffle, F.channel_shuffle, F.pixel_unshuffle, torch.repeat_interleave,
+    operator.getitem,
+)  # fmt: skip
+_METHODS = (
+    "chunk", "split", "tensor_split", "unbind", "narrow", "select", "transpose", "swapaxes",
+    "permute", "movedim", "view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "flip",
+    "roll", "repeat", "repeat_interleave", "expand", "contiguous",
+)  # fmt: skip
+_MODULES = (nn.ChannelShuffle, nn.PixelUnshuffle, nn.Flatten, nn.Unflatten)
+# How sizes are worked out.
+_ARITHMETIC = (
+    operator.floordiv, operator.mul, operator.add, operator.sub, operator.neg,
+    operator.ifloordiv, operator.imul, operator.iadd, operator.isub,
+)  # fmt: skip
+# A probe's images and pixels: even, and different from one another along every axis.
+_PROBE_IMAGES, _PROBE_PIXELS = 3, (4, 6, 8)
+
+
+class _UnknownError(ValueError):
+    """A step that is none of those above, or takes something else than the probe."""
+
+
+def is_rearrangement(node: fx.Node, module: nn.Module | None) -> bool:
+    """Tell whether a step may do no more than move channels about."""
+    if module is not None:
+        return type(module) in _MODULES
+    if node.op == "call_method":
+        return node.target in _METHODS
+    return node.op == "call_function" and node.target in _FUNCTIONS
+
+
+def moved_channels(
+    start: fx.Node,
+    end: fx.Node,
+    num_channels: int,
+    axes: int,
+    module_of: Callable[[fx.Node], nn.Module | None],
+) -> Tensor | None:
+    """Find the channel of `start` that each channel of `end` holds, (K,) int64.
+
+    Args:
+        start: a tensor with so many channels and spatial axes.
+        end: what rearrangements make of it.
+        num_channels: the channels of `start`.
+        axes: its spatial axes.
+        module_of: the module that a step calls.
+
+    Returns:
+        The channels; None where `end` mixes channels, or depends on other things.
+    """
+    pixels = [1] * axes
+    channels = torch.arange(num_channels, dtype=torch.float64).view(1, -1, *pixels)
+    probe = channels.expand(_PROBE_IMAGES, -1, *_PROBE_PIXELS[:axes]).contiguous()
+    known: dict[fx.Node, Any] = {start: probe}
+
+    def value(node: fx.Node) -> Any:
+        if node in known:
+            return known[node]
+        module = module_of(node)
+        is_size = (node.op == "call_method" and node.target == "size") or (
+            node.op == "call_function"
+            and (node.target in _ARITHMETIC or (node.target is getattr and node.args[1] == "shape"))
+        )
+        if not (is_size or is_rearrangement(node, module)):
+            raise _UnknownError(str(node))
+        args = fx.map_arg(node.args, value)
+        kwargs = fx.map_arg(node.kwargs, value)
+        if module is not None:
+            result: Any = module(*args, **kwargs)
+        elif node.op == "call_method":
+            result = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        else:
+            assert callable(node.target)
+            result = node.target(*args, **kwargs)
+        known[node] = result
+        return result
+
+    try:
+        moved = value(end)
+    except (_UnknownError, RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+        return None  # sizes that the probe does not have, or that other tensors give
+    if not isinstance(moved, Tensor) or moved.ndim != axes + 2 or moved.numel() == 0:
+        return None
+    index = moved[0].flatten(1)[:, 0]
+    if not torch.equal(index.view(1, -1, *pixels).expand_as(moved), moved):
+        return None
+    return index.to(torch.int64)

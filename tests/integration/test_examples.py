@@ -1,0 +1,104 @@
+"""Every example runs, re-allocates channels, and ends clearly better than it began."""
+
+import difflib
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+import torchvision_shim
+from shimmed_run import TIMEOUT_S, run_shimmed
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+# Where each example's figure must end; it begins near chance: 0.1 for ten digits, 0.25 for four
+# waves, 0.1 for the overlap of discs.
+ENOUGH = {
+    "plain_loop": 0.85,
+    "selective_loop": 0.85,
+    "amp_gradscaler": 0.85,
+    "ema_follower": 0.85,
+    "gradient_accumulation": 0.85,
+    "signal_1d": 0.85,
+    "unet_segmentation": 0.4,
+    "timm_finetune": 0.8,
+}
+
+
+def figures(output):
+    """The last line's figures, before and after."""
+    start, end = re.fullmatch(r"test \w+: (\S+) -> (\S+)", output.splitlines()[-1]).groups()
+    return float(start), float(end)
+
+
+def moved_slots(output):
+    return sum(map(int, re.findall(r"(\d+) re-allocated in \d+ layers", output)))
+
+
+@pytest.mark.parametrize("name", ENOUGH)
+@pytest.mark.filterwarnings("default:.*treespec, LeafSpec:FutureWarning")
+def test_the_network_improves(name, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setattr(sys, "argv", [name])
+    if name == "timm_finetune":
+        torchvision_shim.install()
+        pytest.importorskip("timm")
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    output = capsys.readouterr().out
+    start, end = figures(output)
+    assert end >= ENOUGH[name]
+    assert start <= ENOUGH[name] / 2
+    assert (moved_slots(output) > 0) == (name != "plain_loop")
+
+
+def test_the_diff_of_the_twins_is_the_integration():
+    plain, selective = (
+        (EXAMPLES / f"{name}.py").read_text().splitlines()[1:]  # the docstring names the twin
+        for name in ("plain_loop", "selective_loop")
+    )
+    changes = [line for line in difflib.ndiff(plain, selective) if line[0] in "+-"]
+    added = [line[2:].strip() for line in changes if line[0] == "+" and line[2:].strip()]
+    removed = [line[2:].strip() for line in changes if line[0] == "-"]
+    assert len(removed) == 1
+    assert removed[0].replace("model.parameters()", "sc.param_groups(model)") in added
+    assert len(added) == 5
+    assert added[0] == "import selectconv as sc"
+    assert {line.split("(")[0] for line in added} == {
+        "import selectconv as sc",
+        "sc.convert",
+        "optimizer = torch.optim.SGD",
+        "allocator = sc.ChannelAllocator",
+        "print",
+    }
+
+
+def test_every_example_is_tested():
+    others = {"demo", "digits", "lightning_trainer"}  # `make demo`; a module; tested below
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(ENOUGH) | others
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+def test_lightning_improves_with_two_processes(tmp_path):  # with one: test_lightning.py
+    done = run_shimmed([EXAMPLES / "lightning_trainer.py", 2], tmp_path)
+    assert done.returncode == 0, done.stderr
+    start, end = figures(done.stdout)
+    assert end >= 0.85 > 0.4 >= start
+    assert moved_slots(done.stdout) > 0
+    logged = re.search(r"(\d) processes; logged last: \{'selectconv/moved': (\d+),", done.stdout)
+    assert (int(logged[1]), int(logged[2]) > 0) == (2, True)
+    assert "sync_dist" not in done.stderr
+
+
+def test_the_docs_show_what_the_examples_hold():
+    page = (ROOT / "docs" / "loops.md").read_text()
+    twin = (EXAMPLES / "selective_loop.py").read_text().splitlines()
+    shown = re.search(r"```diff\n(.*?)```", page, re.DOTALL)[1].splitlines()
+    added = [line[1:] for line in shown if line[0] == "+"]
+    assert len(added) == 4
+    assert all(line in twin for line in added)
+    example = (EXAMPLES / "lightning_trainer.py").read_text().splitlines()
+    snippet = re.search(r"```py\n(.*?)```", page, re.DOTALL)[1].splitlines()
+    assert [line for line in snippet if line not in example] == []
+    assert all(f"../examples/{name}.py" in page for name in [*ENOUGH, "lightning_trainer"])

@@ -1,0 +1,227 @@
+"""Preview, the log of a training, and replaying it onto a fresh copy."""
+
+import copy
+import json
+
+import pytest
+import torch
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import selectconv as sc
+from selectconv.allocation_log import read_log
+from tiny_models import (
+    allocation_of,
+    assert_same,
+    conv_net,
+    dense_net,
+    select_layers,
+    silence,
+    snapshot,
+    train,
+)
+
+
+def allocator_for(model, optimizer=None, **arguments):
+    return sc.ChannelAllocator(model, optimizer, **{"total_epochs": 20, **arguments})
+
+
+def trained_log(path, build=conv_net, **arguments):
+    """Train with steps that really act; write the log as users do; return the model's states."""
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    fresh = copy.deepcopy(model)
+    allocator = allocator_for(model, optimizer, gamma=0.2, **arguments)
+    with path.open("w") as file:
+        for epoch in range(4):
+            train(model, optimizer, seed=epoch)
+            report = allocator.step(epoch)
+            if report:
+                file.write(json.dumps(report.to_dict()) + "\n")
+    return fresh, model, allocator
+
+
+# Replay
+
+
+@pytest.mark.parametrize("mode", ["select", "zero", "random", "dealloc"])
+@pytest.mark.parametrize("build", [conv_net, dense_net])
+def test_a_log_replayed_on_a_fresh_copy_gives_the_same_allocation(tmp_path, build, mode):
+    path = tmp_path / "allocation.jsonl"
+    fresh, model, allocator = trained_log(path, build, mode=mode, grace=1)
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(events) >= 2, "a test of the order of events needs several"
+    replaying = allocator_for(fresh, mode=mode, grace=1, seed=5)
+    reports = replaying.replay(path)
+    assert [report.to_dict() for report in reports] == events
+    assert_same(allocation_of(fresh), allocation_of(model))
+    assert_same(replaying.state_dict()["opened_at"], allocator.state_dict()["opened_at"])
+    assert replaying.last_epoch == events[-1]["epoch"]
+    with pytest.raises(sc.AllocationError, match="stepped already"):
+        replaying.step(replaying.last_epoch)
+    replaying.step(replaying.last_epoch + 1)
+
+
+def test_rows_and_strings_are_logs_too_and_followers_follow(tmp_path):
+    path = tmp_path / "log.jsonl"
+    fresh, model, _ = trained_log(path)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for log in (str(path), rows, iter(rows)):
+        twin, follower = copy.deepcopy(fresh), copy.deepcopy(fresh)
+        allocator_for(twin, followers=[follower]).replay(log)
+        assert_same(allocation_of(twin), allocation_of(model))
+        assert_same(allocation_of(follower), allocation_of(model))
+
+
+def test_events_on_demand_are_logged_and_replayed():
+    model = conv_net()
+    fresh = copy.deepcopy(model)
+    silence(model)
+    allocator = allocator_for(model)
+    log = [allocator.dealloc().to_dict(), allocator.realloc().to_dict()]
+    assert [row["epoch"] for row in log] == [None, None]
+    replaying = allocator_for(fresh)
+    replaying.replay(log)
+    assert_same(allocation_of(fresh), allocation_of(model))
+    assert replaying.last_epoch == -1
+
+
+def test_replaying_clears_what_the_optimizer_remembers():
+    model = conv_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    train(model, optimizer)
+    log = [{"epoch": 2, "layers": {"conv1": {"closed": [1, 4], "opened": [[4, 0, [0.5, -1]]]}}}]
+    allocator_for(model, optimizer).replay(log)
+    layer = model.conv1
+    momentum = optimizer.state[layer.weight]["momentum_buffer"]
+    for tensor in (layer.weight, layer.weight.grad, momentum):
+        assert not tensor[:, 4].any()
+        assert tensor[:, 1].any()
+    assert (layer.index[4], layer.shift[4].tolist()) == (0, [0.5, -1.0])
+    assert layer.gate.tolist() == [slot != 1 for slot in range(12)]
+
+
+def row(epoch=1, **layers):
+    return {"epoch": epoch, "layers": layers}
+
+
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [
+        (
+            [row(conv2={"closed": [1], "opened": [[1, 0, None]]}), row(nine={})],
+            "row 1: .*needs `closed`",
+        ),
+        (
+            [row(conv1={"closed": [3], "opened": []}), row(nine={"closed": [1], "opened": []})],
+            "does not have: .*'nine'",
+        ),
+        # The slot was closed and re-opened by the first row: the second cannot open it again.
+        (
+            [
+                row(conv2={"closed": [1], "opened": [[1, 0, None]]}),
+                row(2, conv2={"closed": [], "opened": [[1, 2, None]]}),
+            ],
+            r"`conv2`: slots \[1\] are open already",
+        ),
+        (
+            [
+                row(conv1={"closed": [3], "opened": []}),
+                row(conv2={"closed": [1], "opened": [[1, 0, None]], "weight_seed": 1 << 63}),
+            ],
+            r"`conv2`: `weight_seed` must be in .* got 9223372036854775808",
+        ),
+        ([row("soon")], "row 0: `epoch` must be an integer or null, got 'soon'"),
+        ([{"layers": {}}], "row 0: a row of the log needs `epoch` and `layers`"),
+        ([3], "row 0: a row of the log needs `epoch` and `layers`, got 3"),
+        ([row(conv1=5)], "row 0: A layer's plan needs"),
+        ({"epoch": 0, "layers": {}}, "`log` must be .* got dict"),
+        (7, "`log` must be .* got int"),
+        ("nowhere.jsonl", "nowhere.jsonl cannot be read: No such file"),
+    ],
+)
+def test_a_log_that_does_not_fit_changes_nothing(log, message):
+    model = conv_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    train(model, optimizer)
+    allocator = allocator_for(model, optimizer)
+    before = snapshot(model, optimizer, allocator)
+    with pytest.raises(sc.AllocationError, match=message):
+        allocator.replay(log)
+    assert_same(snapshot(model, optimizer, allocator), before)
+
+
+def test_half_a_line_does_not_count_and_nonsense_is_named(tmp_path):
+    path = tmp_path / "log.jsonl"
+    good = json.dumps(row(conv1={"closed": [3], "opened": []}))
+    path.write_text(f"{good}\n{good[:20]}")
+    assert [epoch for epoch, _ in read_log(path)] == [1]
+    path.write_text(f"{good}\nnonsense\n")
+    with pytest.raises(sc.AllocationError, match=r"log\.jsonl, line 2, is not JSON"):
+        read_log(path)
+    path.write_text(f"{good}\n[]\n")
+    with pytest.raises(sc.AllocationError, match=r"log\.jsonl, line 2: a row of the log"):
+        read_log(path)
+
+
+# Preview
+
+
+@pytest.mark.parametrize("grace", [0, 2])
+def test_preview_tells_the_smallest_gamma_that_acts(grace):
+    model = conv_net()
+    silence(model)
+    first = allocator_for(model, grace=grace)
+    first.step(0)  # with grace the re-opened slots, whose weights are 0, are protected
+    state = first.state_dict()
+    preview = first.preview()
+    gamma = preview.smallest_gamma
+    assert (gamma == 0) == (grace == 0)
+    assert str(preview).endswith(f"; acts from gamma {gamma:.2g}")
+    below = float(torch.nextafter(torch.tensor(gamma), torch.tensor(0.0)))
+    for level, acts in ((gamma, True), (below, False)):
+        if level == gamma == below:
+            continue
+        twin = copy.deepcopy(model)
+        allocator = allocator_for(twin, gamma=level, grace=grace)
+        allocator.load_state_dict(state)
+        assert bool(allocator.step(1).deallocated) == acts
+
+
+def test_preview_without_slots_to_close_knows_no_gamma():
+    model = conv_net()
+    for layer in select_layers(model).values():
+        layer.close(range(1, 12))
+    assert allocator_for(model, mode="dealloc").preview().smallest_gamma is None
+    assert allocator_for(conv_net(), mode="none").preview().smallest_gamma is None
+    assert "acts from" not in str(allocator_for(conv_net(), mode="none").preview())
+
+
+def test_a_groups_last_slot_is_not_what_could_be_closed():
+    layer = sc.SelectConv2d(8, 4, 1, groups=4)
+    layer.mean_source = sc.BatchNormMean(torch.nn.BatchNorm2d(8), torch.relu)
+    model = torch.nn.ModuleList([layer, layer.mean_source.bn])
+    layer.close([0, 2, 4])
+    with torch.no_grad():
+        layer.weight[3] = torch.tensor([1.0, 3.0]).view(2, 1, 1)
+    # Groups 0 to 2 have one open slot each, of share 1; in group 3 the shares are 1/4 and 3/4.
+    preview = allocator_for(model).preview()
+    assert preview.smallest_gamma == pytest.approx(0.25)
+    assert preview.smallest_gamma == layer.smallest_gamma()
+
+
+# Followers that would spoil the allocation
+
+
+def test_an_average_of_buffers_is_refused_and_one_of_weights_follows():
+    model = conv_net(width=64)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    for _ in range(3):
+        average.update_parameters(model)
+    assert not torch.equal(average.module.conv1.index, model.conv1.index), "torch has learned it"
+    with pytest.raises(sc.AllocationError, match=r"use_buffers=True.*update_bn"):
+        allocator_for(model, followers=[average])
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    silence(model)
+    allocator_for(model, followers=[average]).step(0)
+    average.update_parameters(model)
+    assert_same(allocation_of(average.module), allocation_of(model))

@@ -151,11 +151,17 @@ def write_table(lines: list[dict[str, Any]], path: Path) -> None:
             cells.append(f"{statistics.mean(values):.{digits}f} ({spread})")
         text.append("| " + " | ".join(cells) + " |")
     environment = lines[0]["environment"]
+    commits = {
+        name: sorted(
+            {str(row["environment"]["commit"])[:10] for row in lines if row["method"] == name}
+        )
+        for name in METHODS
+    }
+    made_by = "; ".join(f"{name}: {', '.join(found)}" for name, found in commits.items() if found)
     text += [
         "",
         f"torch {environment['versions']['torch']}, {environment['hardware']}, "
-        f"{environment['threads']} thread, commit {str(environment['commit'])[:10]}. "
-        f"One line a run: `{LINES}`.",
+        f"{environment['threads']} thread. One line a run: `{LINES}`. Commits: {made_by}.",
         "",
     ]
     path.write_text("\n".join(text))
@@ -187,9 +193,9 @@ def main() -> None:
             with path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             lines.append(line)
-            write_table(lines, options.out / TABLE)
             shown = ("method", "seed", "test_error", "macs_ratio", "largest_rise", "cpu_seconds")
             print({key: line[key] for key in shown}, flush=True)
+    write_table(lines, options.out / TABLE)
 
 
 if __name__ == "__main__":

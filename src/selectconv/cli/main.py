@@ -14,11 +14,18 @@ from typing import Any
 from jsonargparse import ArgumentError, ArgumentParser
 
 from selectconv import __version__
-from selectconv.cli import bench, data, evaluate, models, train
+from selectconv.cli import bench, data, evaluate, models, reproduce, train
 from selectconv.cli.errors import UsageError
 from selectconv.errors import SelectConvError
 
-VERBS = {"train": train, "eval": evaluate, "data": data, "models": models, "bench": bench}
+VERBS = {
+    "train": train,
+    "eval": evaluate,
+    "reproduce": reproduce,
+    "data": data,
+    "models": models,
+    "bench": bench,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

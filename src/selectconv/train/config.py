@@ -28,6 +28,7 @@ class TrainConfig:
 
     Attributes:
         model: a name of `sc.list_models()`.
+        model_options: what else `sc.create_model` is to be given, such as growth_rate and units.
         data: a data set of `selectconv data list`.
         method: plain, select (+D+R zero+shift), zero, random, dealloc or shift (+S).
         epochs: passes over the training set.
@@ -46,6 +47,7 @@ class TrainConfig:
         data_root: where the data set lies; nothing else is searched then. None: the known places.
         subset: so many training images only; None: all.
         test_subset: so many test images only; None: all.
+        image_size: shrink the images to this height and width; None: as they are.
         device: auto, cpu, cuda or mps.
         precision: 32-true, bf16-mixed or 16-mixed.
         compile: run the model through torch.compile.
@@ -53,6 +55,7 @@ class TrainConfig:
     """
 
     model: str
+    model_options: dict[str, Any]
     data: str
     method: str
     epochs: int
@@ -71,6 +74,7 @@ class TrainConfig:
     data_root: str | None
     subset: int | None
     test_subset: int | None
+    image_size: int | None
     device: str
     precision: str
     compile: bool
@@ -88,7 +92,7 @@ class TrainConfig:
         for name in ("max_copies", "subset", "test_subset"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name), 1)
-        info = dataset_info(self.data)
+        info = dataset_info(self.data, self.image_size)
         for name, most in (("subset", info.num_train), ("test_subset", info.num_test)):
             if (getattr(self, name) or 0) > most:
                 raise ValueError(
@@ -104,6 +108,11 @@ class TrainConfig:
         for name in ("compile", "channels_last"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"`{name}` must be true or false, got {getattr(self, name)!r}.")
+        if not isinstance(self.model_options, dict):
+            raise TypeError(
+                "`model_options` must be a mapping such as {growth_rate: 8}, "
+                f"got {self.model_options!r}."
+            )
         if self.data_root is not None and not isinstance(self.data_root, str):
             raise TypeError(f"`data_root` must be a folder, got {self.data_root!r}.")
 

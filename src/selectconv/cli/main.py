@@ -14,13 +14,14 @@ from typing import Any
 from jsonargparse import ArgumentError, ArgumentParser
 
 from selectconv import __version__
-from selectconv.cli import bench, data, evaluate, models, reproduce, train
+from selectconv.cli import bench, data, evaluate, models, report, reproduce, train
 from selectconv.cli.errors import UsageError
 from selectconv.errors import SelectConvError
 
 VERBS = {
     "train": train,
     "eval": evaluate,
+    "report": report,
     "reproduce": reproduce,
     "data": data,
     "models": models,

@@ -1,6 +1,6 @@
 """`selectconv reproduce`: the runs behind a table of the paper, the table, and a report."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
@@ -11,7 +11,7 @@ from selectconv.checks import check_choice, check_count
 from selectconv.cli.errors import UsageError
 from selectconv.errors import RunError
 from selectconv.reproduce.grid import SCALES, TABLES, Grid, PlannedRun, load_grid
-from selectconv.reproduce.jobs import Outcome, find_state
+from selectconv.reproduce.jobs import RUNS, Outcome, find_state
 from selectconv.reproduce.local_engine import run_local
 
 HELP = "run what is behind a table of the paper, and fill it in"
@@ -74,6 +74,8 @@ def run(options: Namespace) -> int:
             problems[outcome.name] = outcome.problem
 
     launch(left, out, options, tell)
+    for path in write_report(grid, out, problems):
+        console.print(f"wrote {path}")
     if problems:
         named = ", ".join(problems)
         raise RunError(
@@ -93,6 +95,30 @@ def launch(
         run_ray(left, out, options.jobs, tell, gpus_per_run=options.gpus_per_run)
     else:
         run_local(left, out, options.jobs, tell)
+
+
+def write_report(grid: Grid, out: Path, problems: Mapping[str, str | None]) -> list[Path]:
+    """Write the grid's tables and its page from what is finished."""
+    from selectconv.report.build import build_report, write_results
+    from selectconv.report.collect import collect
+
+    found = collect([out / RUNS])
+    done = {run.name for run in found.runs}
+    missing = [
+        (run.name, run.settings, problems.get(run.name) or "not finished")
+        for run in grid.runs
+        if run.name not in done
+    ]
+    page, tables = build_report(
+        found,
+        title=grid.title,
+        note=grid.note,
+        table=grid.table,
+        scale=grid.scale,
+        test=grid.test,
+        missing=missing,
+    )
+    return write_results(out, page, tables)
 
 
 def show_plan(grid: Grid, states: dict[str, str], out: Path, jobs: int, console: Console) -> None:

@@ -30,7 +30,9 @@ def draw_map(run: Run, name: str) -> Figure:
                     axes.bar(slot, 0.72, 1, line - 0.36, color=colour, alpha=alpha, linewidth=0)
             sources = [channel for channel, count in enumerate(layer.num_copied) if count]
             axes.plot(sources, [line] * len(sources), "o", color=INK, markersize=2)
-        axes.set_yticks(range(len(layers)), [short_name(layer.name) for layer in layers], fontsize=7)
+        axes.set_yticks(
+            range(len(layers)), [short_name(layer.name) for layer in layers], fontsize=7
+        )
         axes.set_ylim(len(layers) - 0.4, -0.6)
         axes.set_xlim(-0.5, width - 0.5)
         axes.set_xlabel("channel index of the layer's input")

@@ -18,7 +18,8 @@ from selectconv.report.input_figures import draw_inputs
 from selectconv.report.network import load_trained
 from selectconv.report.page import Section, render_lines, render_page, render_runs
 from selectconv.report.plots import Figure
-from selectconv.report.tables import ResultTable, build_table
+from selectconv.report.tables import ResultTable, build_table, write_csv
+from selectconv.train.records import write_text
 
 _NUM_IMAGES = 512  # behind the histograms of hidden inputs
 _LEAD = (
@@ -106,10 +107,8 @@ def choose_run(group: Group) -> Run | None:
 
 
 def write_results(folder: Path, page: str, tables: list[ResultTable]) -> list[Path]:
-    """Write the page and the tables (Markdown, CSV, HTML is in the page); returns the files."""
-    from selectconv.report.tables import write_csv
-    from selectconv.train.records import write_text
-
+    """Write the page, and the tables as Markdown, CSV and HTML; returns the files."""
+    folder.mkdir(parents=True, exist_ok=True)
     contents = {
         "report.html": page,
         "tables.md": "\n".join(result.to_markdown() for result in tables),

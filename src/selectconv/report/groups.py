@@ -104,20 +104,16 @@ class Group:
     def title(self) -> str:
         """Network, data and training, in words."""
         config = self.config
-        info = resolve({"data": config["data"], "model": config["model"]})
         options = {k: v for k, v in config["model_options"].items() if k != "realloc"}
         words = [config["model"]]
         if options:
             words.append("(" + ", ".join(f"{k} {v}" for k, v in options.items()) + ")")
         words.append(f"on {config['data']}")
         if config["subset"]:
-            words.append(f"({config['subset']:,} training images)")
+            words.append(f"({config['subset']:,} images)")
         if config["image_size"]:
             words.append(f"at {config['image_size']}x{config['image_size']}")
-        words.append(f"{config['epochs']} epochs")
-        if config["epochs"] != info.epochs:
-            words.append(f"(the paper: {info.epochs})")
-        return " ".join(words)
+        return " ".join(words) + f", {config['epochs']} epochs"
 
 
 def group_runs(
@@ -139,7 +135,9 @@ def group_runs(
     for run in runs:
         row_of(run.config.to_dict()).runs.setdefault(run.config.seed, run)
     for name, settings, reason in missing:
-        config = resolve({**settings, "method": "plain"}).to_dict()  # a method we lack has a row too
+        config = resolve(
+            {**settings, "method": "plain"}
+        ).to_dict()  # a method we lack has a row too
         row_of({**config, "method": settings["method"]}).missing[name] = reason
     ordered = sorted(groups.values(), key=lambda group: group.key)
     for group in ordered:

@@ -25,9 +25,7 @@ def draw_inputs(run: Run, trained: Trained, name: str) -> Figure:
         return Figure(title, describe(run), problem="The network has no BN before a 1x1 conv.")
     values = watch_inputs(trained.model, layer, trained.images, before=True)
     # A fresh batch norm has seen nothing: it normalises by the statistics of these images.
-    fresh = watch_inputs(
-        copy.deepcopy(trained.fresh).train(), layer, trained.images, before=True
-    )
+    fresh = watch_inputs(copy.deepcopy(trained.fresh).train(), layer, trained.images, before=True)
     norm = trained.model.get_submodule(layer.rpartition(".")[0] + ".norm")
     assert isinstance(norm, nn.BatchNorm2d)
     generator = torch.Generator().manual_seed(run.config.seed)
@@ -89,7 +87,7 @@ def _histograms(axes: Any, values: Tensor, pixels: list[tuple[int, int]]) -> Non
 
 
 def _normal_curve(axes: Any, norm: nn.BatchNorm2d, channel: int) -> None:
-    mean, std = float(norm.bias[channel]), abs(float(norm.weight[channel]))
+    mean, std = float(norm.bias.detach()[channel]), abs(float(norm.weight.detach()[channel]))
     if std < 1e-6:
         return
     grid = torch.linspace(mean - 4 * std, mean + 4 * std, 200)

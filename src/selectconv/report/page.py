@@ -1,5 +1,6 @@
 """One self-contained HTML page: no network, no other file, light and dark."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -8,6 +9,8 @@ from importlib.resources import files
 from selectconv import __version__
 from selectconv.report.collect import Run
 from selectconv.report.plots import Figure
+
+_COLUMN_PT = 450  # figures that are wider take the whole width
 
 
 @dataclass
@@ -59,7 +62,8 @@ def _read(name: str) -> str:
 
 def _render_figure(figure: Figure) -> str:
     body = figure.body or f'<p class="problem">{escape(figure.problem)}</p>'
-    is_wide = 'class="slots"' in body or 'viewBox="0 0 5' in body or 'viewBox="0 0 7' in body
+    width = re.search(r'width="([\d.]+)pt"', body[:500])
+    is_wide = 'class="slots"' in body or (width is not None and float(width[1]) > _COLUMN_PT)
     wide = ' class="wide"' if is_wide else ""
     caption = f"<b>{escape(figure.title)}.</b> {escape(figure.caption)}"
     return f"<figure{wide}>{body}<figcaption>{caption}</figcaption></figure>"

@@ -41,14 +41,17 @@ class ResultTable:
         """Write it as Markdown."""
         lines = [f"**{self.title}**", "", "| " + " | ".join(HEADER) + " |"]
         lines.append("|" + "---|" * len(HEADER))
-        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self.rows]
+        lines += [
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self.rows
+        ]
         return "\n".join([*lines, "", self.caption, ""])
 
     def to_html(self) -> str:
         """Write it as HTML."""
         head = "".join(f"<th>{escape(name)}</th>" for name in HEADER)
         body = "".join(
-            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+            for row in self.rows
         )
         return (
             f'<figure class="table"><figcaption><b>{escape(self.title)}</b> {escape(self.caption)}'
@@ -75,7 +78,9 @@ def paper_figures() -> dict[str, Any]:
     return content
 
 
-def build_table(group: Group, *, table: str = "table1", scale: str = "", test: str = "") -> ResultTable:
+def build_table(
+    group: Group, *, table: str = "table1", scale: str = "", test: str = ""
+) -> ResultTable:
     """Build the table of one comparison.
 
     Args:
@@ -160,7 +165,10 @@ def _errors(row: Row) -> tuple[str, str]:
     if not row.runs:
         return "no finished run", ""
     texts = []
-    for values in ([run.error for run in row.runs.values()], [run.best_error for run in row.runs.values()]):
+    for values in (
+        [run.error for run in row.runs.values()],
+        [run.best_error for run in row.runs.values()],
+    ):
         summary = summarize(values)
         spread = "" if math.isnan(summary.std) else f" ± {summary.std:.2f}"
         texts.append(f"{summary.mean:.2f}{spread}")

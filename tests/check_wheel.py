@@ -18,6 +18,11 @@ def problems(wheel: Path) -> Iterator[str]:
     source = ROOT / "src"
     wanted = {path.relative_to(source).as_posix() for path in source.glob("selectconv/**/*.py")}
     wanted |= {"selectconv/py.typed", "selectconv/train/recipes.yaml", f"{info}/licenses/LICENSE"}
+    wanted |= {f"selectconv/report/{name}" for name in ("paper.yaml", "page.css", "page.js")}
+    wanted |= {
+        f"selectconv/reproduce/grids/{name}.yaml"
+        for name in ("table1", "table2", "table3", "ablation")
+    }
     metadata = {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")}
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())

@@ -10,8 +10,8 @@ from rich.table import Table
 from selectconv.checks import check_choice, check_count
 from selectconv.cli.errors import UsageError
 from selectconv.errors import RunError
-from selectconv.reproduce.grid import SCALES, TABLES, Grid, PlannedRun, load_grid
-from selectconv.reproduce.jobs import RUNS, Outcome, find_state
+from selectconv.reproduce.grid import TABLES, Grid, PlannedRun, load_grid
+from selectconv.reproduce.jobs import LOGS, RUNS, Outcome, find_state
 from selectconv.reproduce.local_engine import run_local
 
 HELP = "run what is behind a table of the paper, and fill it in"
@@ -79,8 +79,8 @@ def run(options: Namespace) -> int:
     if problems:
         named = ", ".join(problems)
         raise RunError(
-            f"{len(problems)} of {len(grid.runs)} runs failed: {named}; the same command tries them "
-            f"again, and {out / 'logs'} has what they said."
+            f"{len(problems)} of {len(grid.runs)} runs failed: {named}; the same command tries "
+            f"them again, and {out / LOGS} has what they said."
         )
     return 0
 

@@ -59,7 +59,6 @@ def draw_losses(group: Group, name: str) -> Figure:
         axes.axvline(stop, color=GRID, linestyle="--", linewidth=1)
         axes.set_xlabel("epoch (dashed: the last one that selects channels)")
         axes.set_ylabel("test loss")
-        axes.set_yscale("log")
         axes.legend(fontsize=8)
         body = to_svg(figure, name)
     return Figure(

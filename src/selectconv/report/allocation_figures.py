@@ -39,9 +39,9 @@ def draw_map(run: Run, name: str) -> Figure:
         body = to_svg(figure, name)
     return Figure(
         title,
-        f"{describe(run)}. The paper's Figure 3: a line a selective conv, block by block; magenta: the "
-        "slot was de-allocated (the fuller, the more often); dots: the channel was copied by "
-        "re-allocation.",
+        f"{describe(run)}. The paper's Figure 3: a line a selective conv, block by block; "
+        "magenta: the slot was de-allocated (the fuller, the more often); dots: the channel was "
+        "copied by re-allocation.",
         body,
     )
 
@@ -66,8 +66,8 @@ def draw_history(run: Run, name: str) -> Figure:
     return Figure(
         title,
         f"{describe(run)}. Point at a layer (or use the arrow keys): columns are slots, lines are "
-        "epochs; grey reads its own channel, empty is closed, magenta is re-allocated. At the end of "
-        "an epoch, after its step.",
+        "epochs; grey reads its own channel, empty is closed, magenta is re-allocated. At the end "
+        "of an epoch, after its step.",
         body,
     )
 
@@ -77,7 +77,7 @@ def _pack(layer: LayerHistory) -> list[str]:
 
 
 def draw_shifts(run: Run, model: nn.Module, name: str) -> Figure:
-    """Draw Figure 8: the learned shifts of re-allocated slots, a plot a block, with the pixel grid."""
+    """Draw Figure 8: the learned shifts of re-allocated slots, a plot a block, with pixels."""
     points: dict[str, list[torch.Tensor]] = {}
     for layer_name, layer in model.named_modules():
         if isinstance(layer, SelectConvNd) and layer.shift is not None:
@@ -111,8 +111,8 @@ def draw_shifts(run: Run, model: nn.Module, name: str) -> Figure:
         body = to_svg(figure, name)
     return Figure(
         title,
-        f"{describe(run)}. The paper's Figure 8: a dot a re-allocated slot, in pixels of its block's "
-        "maps; lines: whole pixels.",
+        f"{describe(run)}. The paper's Figure 8: a dot a re-allocated slot, in pixels of its "
+        "block's maps; lines: whole pixels.",
         body,
     )
 

@@ -23,8 +23,8 @@ from selectconv.train.records import write_text
 
 _NUM_IMAGES = 512  # behind the histograms of hidden inputs
 _LEAD = (
-    "Runs of selectconv, the method of Training CNNs with Selective Allocation of Channels (Jeong and "
-    "Shin, ICML 2019). Every number comes from the runs' own files."
+    "Runs of selectconv, the method of Training CNNs with Selective Allocation of Channels (Jeong "
+    "and Shin, ICML 2019). Every number comes from the runs' own files."
 )
 
 Missing = Iterable[tuple[str, Mapping[str, Any], str]]

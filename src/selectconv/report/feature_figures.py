@@ -18,7 +18,7 @@ _NUM_IMAGES = 4
 
 
 def draw_pair(run: Run, trained: Trained, name: str) -> Figure:
-    """Draw Figure 4: images, their maps at a de-allocated channel and at the one that replaced it."""
+    """Draw Figure 4: images, their maps at a de-allocated channel and at its replacement."""
     title = "A de-allocated channel and the one re-allocated in its place"
     found = _find_pair(replay(run))
     if found is None:
@@ -38,9 +38,9 @@ def draw_pair(run: Run, trained: Trained, name: str) -> Figure:
         body = to_svg(figure, name)
     return Figure(
         title,
-        f"{describe(run)}. The paper's Figure 4: slot {slot} of {short_name(layer.name)} gave up channel "
-        f"{slot} (red) and reads channel {source} now (green). Test images; maps as the conv gets "
-        "them, each on its own scale.",
+        f"{describe(run)}. The paper's Figure 4: slot {slot} of {short_name(layer.name)} gave up "
+        f"channel {slot} (red) and reads channel {source} now (green). Test images; maps as the "
+        "conv gets them, each on its own scale.",
         body,
     )
 

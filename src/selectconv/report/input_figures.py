@@ -55,10 +55,11 @@ def draw_inputs(run: Run, trained: Trained, name: str) -> Figure:
         body = to_svg(figure, name)
     return Figure(
         title,
-        f"{describe(run)}. The paper's Figure 6, for {short_name(layer)}: the output of its batch norm "
-        f"over {len(values):,} test images, before ReLU. Left: {_PIXELS} pixels of a channel; dashed: "
-        "the normal distribution of batch norm's parameters that Eq. (1) assumes. Right: a point a "
-        f"pixel, {_CHANNELS} channels; × are boundary pixels. ECDM assumes a single point a channel.",
+        f"{describe(run)}. The paper's Figure 6, for {short_name(layer)}: the output of its batch "
+        f"norm over {len(values):,} test images, before ReLU. Left: {_PIXELS} pixels of a channel; "
+        "dashed: the normal distribution of batch norm's parameters that Eq. (1) assumes. Right: "
+        f"a point a pixel, {_CHANNELS} channels; crosses are boundary pixels. ECDM assumes a "
+        "single point a channel.",
         body,
     )
 

@@ -1,7 +1,6 @@
 """A run's network as it ended and as it began, with test images: for figures that need both."""
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +70,7 @@ def watch_inputs(model: nn.Module, layer: str, images: Tensor, *, before: bool =
     """
     seen: list[Tensor] = []
     name = layer.rpartition(".")[0] + ".norm" if before else layer
-    module = cast(nn.Module, model.get_submodule(name))
+    module = model.get_submodule(name)
     if before:
         # Copied at once: the activation works in place.
         hook = module.register_forward_hook(lambda m, inputs, output: seen.append(output.clone()))

@@ -71,7 +71,7 @@ def _render_figure(figure: Figure) -> str:
 
 def render_runs(runs: Iterable[Run]) -> str:
     """Write the table of runs, with the command that repeats each."""
-    head = "run method seed error best seconds commit command".split()
+    head = ["run", "method", "seed", "error", "best", "seconds", "commit", "command"]
     rows = []
     for run in runs:
         commit = str(run.environment.get("commit") or "unknown")[:10]

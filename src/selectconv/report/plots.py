@@ -56,7 +56,7 @@ def drawing() -> Iterator[Any]:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    style = {
+    style: Any = {
         "svg.fonttype": "none",
         "font.family": "sans-serif",
         "font.size": 10,

@@ -19,7 +19,8 @@ from selectconv.report.statistics import Comparison, compare, correct_holm, summ
 
 HEADER = (
     "method", "n", "params", "MACs", "test error %, last epoch", "best epoch", "change",
-    "95 % interval", "p", "slots moved", "slots closed", "paper: error %", "paper: change", "missing",
+    "95 % interval", "p", "slots moved", "slots closed", "paper: error %", "paper: change",
+    "missing",
 )  # fmt: skip
 
 
@@ -92,7 +93,7 @@ def build_table(
     quoted = paper_figures().get(table, {}).get(group.key.model, {}).get(group.key.data, {})
     comparisons = _compare_rows(group)
     adjusted = _adjust(comparisons)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for key, row in group.rows.items():
         paper = quoted.get(key.method, {})
         rows.append(
@@ -112,8 +113,8 @@ def build_table(
     n = f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
     words = [f"Scale: {scale}." if scale else "", f"{n} seeds: mean ± sample standard deviation."]
     words.append(
-        "Error of the last epoch; the best epoch was chosen on the test set. Change: of the mean over "
-        "common seeds, relative to the baseline's."
+        "Error of the last epoch; the best epoch was chosen on the test set. Change: of the mean "
+        "over common seeds, relative to the baseline's."
     )
     words.append(test or "p: two-sided paired t-test, paired by seed.")
     words.append("p of the second questions is Holm's." if len(adjusted) > 1 else "")

@@ -6,6 +6,7 @@ method x seed with the settings they share. Nothing about a table stands in code
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources import files
 from itertools import product
 from typing import Any
@@ -34,7 +35,7 @@ class PlannedRun:
     settings: dict[str, Any]
     problem: str | None = None
 
-    @property
+    @cached_property
     def config(self) -> TrainConfig:
         """All settings."""
         return resolve(self.settings)

@@ -38,11 +38,12 @@ def run_ray(
         RunError: Ray is not installed, or the cluster has fewer GPUs than a run wants.
     """
     try:
-        import ray
+        import ray as package
     except ImportError as error:
         raise RunError(
             "`--engine ray` needs Ray: pip install 'selectconv[ray]', or take --engine local."
         ) from error
+    ray: Any = package  # its types are partly missing
     is_own = not ray.is_initialized()
     if is_own:
         local = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": jobs}
@@ -53,7 +54,7 @@ def run_ray(
         if wanted > gpus:
             raise RunError(f"a run wants {wanted:g} GPUs; the cluster has {gpus:g}.")
         task = ray.remote(num_cpus=1, num_gpus=wanted, max_retries=_RETRIES)(_run_one)
-        waiting, running = list(runs), {}
+        waiting, running = list(runs), dict[Any, PlannedRun]()
         while waiting or running:
             while waiting and len(running) < jobs:
                 run = waiting.pop(0)

@@ -3,9 +3,11 @@
 Defaults come from `recipes.yaml`: the paper's settings for the pair of model and data set.
 """
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -137,6 +139,14 @@ def setting_names() -> list[str]:
     return [field.name for field in fields(TrainConfig)]
 
 
+@cache
+def _recipes() -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(
+        (files("selectconv.train") / "recipes.yaml").read_text()
+    )
+    return content
+
+
 def resolve(given: Mapping[str, Any]) -> TrainConfig:
     """Fill in the paper's settings for the pair of model and data set wherever none is given.
 
@@ -145,8 +155,8 @@ def resolve(given: Mapping[str, Any]) -> TrainConfig:
     """
     for name in given:
         check_choice("setting", name, setting_names())
-    recipes = yaml.safe_load((files("selectconv.train") / "recipes.yaml").read_text())
-    settings: dict[str, Any] = dict(recipes["common"])
+    recipes = _recipes()
+    settings: dict[str, Any] = copy.deepcopy(recipes["common"])
     settings.update({name: given[name] for name in ("model", "data") if name in given})
     check_choice("model", settings["model"], list_models())
     check_choice("data", settings["data"], list_datasets())

@@ -1,13 +1,13 @@
-"""The report in a real browser: no script error, every figure has a size, light and dark, narrow."""
+"""The report in a real browser: no script error, every figure has a size, in both themes."""
 
 import io
 import shutil
 
 import pytest
-from browser import CHROMIUM, Browser
-from fake_runs import write_run
 from PIL import Image
 
+from browser import CHROMIUM, Browser
+from fake_runs import write_run
 from selectconv.cli.main import main
 
 pytestmark = pytest.mark.skipif(

@@ -3,8 +3,8 @@
 import csv
 
 import pytest
-from fake_runs import write_run
 
+from fake_runs import write_run
 from selectconv.cli import reproduce
 from selectconv.cli.main import main
 from selectconv.reproduce import jobs

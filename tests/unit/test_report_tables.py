@@ -4,10 +4,10 @@ import json
 import math
 
 import pytest
-from fake_runs import SETTINGS, write_run
 from safetensors.torch import load_file
 
 import selectconv as sc
+from fake_runs import SETTINGS, write_run
 from selectconv.cost import count_macs, count_params
 from selectconv.data.registry import dataset_info
 from selectconv.report.collect import collect, read_run

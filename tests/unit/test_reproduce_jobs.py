@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_runs import SETTINGS, write_run
 
+from fake_runs import SETTINGS, write_run
 from selectconv.errors import RunError
 from selectconv.reproduce import jobs
 from selectconv.reproduce.grid import PlannedRun

@@ -23,7 +23,7 @@ TIERS = {
         "mean_source",
         "layer",
     },
-    1: {"allocator", "graph", "convert", "param_groups", "cost"},
+    1: {"allocator", "damage", "graph", "convert", "param_groups", "cost"},
     2: {"zoo", "data"},  # whole folders
     3: {"train"},
     4: {"report", "reproduce", "cli", "__init__", "__main__"},

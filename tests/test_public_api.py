@@ -16,7 +16,7 @@ PUBLIC = {
     "ConcatMean", "ConstantMean", "ConversionError", "MeanSourceError", "ObservedMean",
     "SelectConv1d", "SelectConv2d", "SelectConv3d", "SelectConvError", "SelectConvWarning",
     "__version__", "convert", "create_model", "describe", "functional", "list_models",
-    "param_groups",
+    "observe_damage", "param_groups",
 }  # fmt: skip
 FUNCTIONAL = {
     "choose_dealloc", "ecdm", "expected_activation", "expected_relu", "normalize_ecdm",

@@ -9,6 +9,7 @@ from selectconv import functional
 from selectconv.allocation import AllocationPlan
 from selectconv.allocator import AllocationReport, ChannelAllocator
 from selectconv.convert import convert, describe
+from selectconv.damage import observe_damage
 from selectconv.errors import (
     AllocationError,
     ConversionError,
@@ -48,5 +49,6 @@ __all__ = [
     "describe",
     "functional",
     "list_models",
+    "observe_damage",
     "param_groups",
 ]

@@ -128,7 +128,7 @@ class ChannelAllocator:
         self.rule = ReallocRule(top_k, max_copies, init, use_shift=mode not in ("zero", "random"))
         if not isinstance(model, nn.Module):
             raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
-        self.model = _unwrap(model)
+        self.model = unwrap(model)
         self.optimizer = optimizer
         self.last_epoch = -1
         self.generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
@@ -369,7 +369,7 @@ class ChannelAllocator:
             )
 
     def _matching_layers(self, follower: nn.Module) -> dict[str, SelectConvNd]:
-        layers = _select_layers(_unwrap(follower))
+        layers = _select_layers(unwrap(follower))
         own = {name: tuple(layer.weight.shape) for name, layer in self.layers.items()}
         its = {name: tuple(layer.weight.shape) for name, layer in layers.items()}
         if its != own:
@@ -473,7 +473,7 @@ def _in_process_group() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def _unwrap(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> nn.Module:
     """Take a model out of the wrappers of torch.compile, DDP and weight averaging."""
     wrappers = (
         nn.parallel.DistributedDataParallel,

@@ -167,3 +167,30 @@ def test_closed_slots_do_not_count(tmp_path):
     assert params > 0
     size = measure_size(run)
     assert (size.params, size.macs) == (whole[0] - params, whole[1] - macs)
+
+
+def test_findings_say_what_the_runs_show(folder, tmp_path):
+    [group] = group_runs(collect([folder]).runs)
+    [finding] = build_table(group).findings
+    assert "against plain, 3 seeds: test error 21.00 % to 19.00 %" in finding
+    assert finding.endswith("p = 0.0742: no difference at the level of 0.05.")
+    for seed, error in enumerate((20.0, 22.0, 21.0)):
+        write_run(tmp_path / f"p{seed}", method="plain", seed=seed, error=error)
+        write_run(tmp_path / f"s{seed}", method="select", seed=seed, error=error + 1 + seed / 10)
+        write_run(tmp_path / f"h{seed}", method="shift", seed=seed, error=error - 1 - seed / 10)
+    [group] = group_runs(collect([tmp_path]).runs)
+    first, second, third = build_table(group).findings
+    assert first.endswith(": higher at the level of 0.05.")
+    assert second.startswith("+S against plain")
+    assert second.endswith(": lower at the level of 0.05.")
+    assert third.startswith(
+        "Not among the questions named beforehand: +D+R zero+shift (select) against +S"
+    )
+
+
+def test_without_a_baseline_nothing_is_compared(tmp_path):
+    write_run(tmp_path / "s", method="select")
+    [group] = group_runs(collect([tmp_path]).runs)
+    assert build_table(group).findings == [
+        "There is no finished run of the baseline: nothing can be compared."
+    ]

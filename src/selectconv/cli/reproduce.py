@@ -39,6 +39,9 @@ def build_parser() -> ArgumentParser:
     parser.add_argument(
         "--out", type=str | None, default=None, help="folder (default: reproduce/TABLE-SCALE)"
     )
+    parser.add_argument(
+        "--no-run", action="store_true", help="only the tables and the page of what is finished"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the grid, and stop")
     return parser
 
@@ -63,6 +66,10 @@ def run(options: Namespace) -> int:
     for name, problem in problems.items():
         console.print(f"{name} cannot run: {problem}")
     left = [run for run in grid.runs if states[run.name] in ("new", "resume")]
+    if options.no_run:
+        for path in write_report(grid, out, problems):
+            console.print(f"wrote {path}")
+        return 0
     ended = 0
 
     def tell(outcome: Outcome) -> None:

@@ -12,6 +12,7 @@ from selectconv.report.ablation_figures import (
 )
 from selectconv.report.allocation_figures import describe, draw_history, draw_map, draw_shifts
 from selectconv.report.collect import Collection, Run
+from selectconv.report.damage_figures import draw_damage
 from selectconv.report.feature_figures import draw_pair, draw_top
 from selectconv.report.groups import Group, group_runs
 from selectconv.report.input_figures import draw_inputs
@@ -81,12 +82,13 @@ def draw_group(group: Group, name: str) -> list[Figure]:
     figures += [draw_history(run, f"{name}-history"), draw_map(run, f"{name}-map")]
     trained = load_trained(run, _NUM_IMAGES)
     if isinstance(trained, str):
-        names = "learned shifts, feature maps, distribution of hidden inputs"
+        names = "learned shifts, feature maps, damage, distribution of hidden inputs"
         figures.append(Figure(f"Not drawn: {names}", describe(run), problem=trained))
         return figures
     figures.append(draw_shifts(run, trained.model, f"{name}-shifts"))
     figures.append(draw_pair(run, trained, f"{name}-pair"))
     figures.append(draw_top(run, trained, f"{name}-top"))
+    figures.append(draw_damage(run, trained, f"{name}-damage"))
     figures.append(draw_inputs(run, trained, f"{name}-inputs"))
     return figures
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from selectconv.report.findings import state_findings
 from selectconv.report.groups import METHOD_NAMES, Group, Row, RowKey
 from selectconv.report.size import measure_size
 from selectconv.report.statistics import Comparison, compare, correct_holm, summarize
@@ -32,11 +33,13 @@ class ResultTable:
         title: what it is about.
         caption: scale, n, test, and how to read it.
         rows: cells as text, under `HEADER`.
+        findings: what it shows, in sentences.
     """
 
     title: str
     caption: str
     rows: list[tuple[str, ...]]
+    findings: list[str]
 
     def to_markdown(self) -> str:
         """Write it as Markdown."""
@@ -45,7 +48,8 @@ class ResultTable:
         lines += [
             "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self.rows
         ]
-        return "\n".join([*lines, "", self.caption, ""])
+        found = [f"- {finding}" for finding in self.findings]
+        return "\n".join([*lines, "", *found, "", self.caption, ""])
 
     def to_html(self) -> str:
         """Write it as HTML."""
@@ -54,10 +58,11 @@ class ResultTable:
             "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
             for row in self.rows
         )
+        found = "".join(f"<li>{escape(finding)}</li>" for finding in self.findings)
         return (
             f'<figure class="table"><figcaption><b>{escape(self.title)}</b> {escape(self.caption)}'
             f'</figcaption><div class="scroll"><table><thead><tr>{head}</tr></thead>'
-            f"<tbody>{body}</tbody></table></div></figure>"
+            f"<tbody>{body}</tbody></table></div><ul>{found}</ul></figure>"
         )
 
 
@@ -119,7 +124,9 @@ def build_table(
     words.append(test or "p: two-sided paired t-test, paired by seed.")
     words.append("p of the second questions is Holm's." if len(adjusted) > 1 else "")
     words.append("Paper: quoted as printed, for its own networks, images and epochs.")
-    return ResultTable(group.title, " ".join(word for word in words if word), rows)
+    return ResultTable(
+        group.title, " ".join(word for word in words if word), rows, state_findings(group)
+    )
 
 
 def _method_name(row: Row) -> str:

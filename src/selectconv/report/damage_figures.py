@@ -39,6 +39,7 @@ def draw_damage(run: Run, trained: Trained, name: str) -> Figure:
         "Expected and measured damage",
         f"{describe(run)}. Beyond the paper: a dot an open slot; the largest share of an output "
         "that it makes up, expected from batch norm and measured on "
-        f"{len(trained.images):,} test images. Rank correlation within a layer: median {middle}{lowest}.",
+        f"{len(trained.images):,} test images. Rank correlation within a layer: median "
+        f"{middle}{lowest}.",
         body,
     )

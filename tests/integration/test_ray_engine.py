@@ -27,7 +27,7 @@ SETTINGS = {
     "device": "cpu",
     "model_options": {"growth_rate": 4, "units": [1, 1]},
 }
-EPOCHS = 40
+EPOCHS = 12
 
 
 def find_worker(folder):
@@ -85,3 +85,19 @@ def test_without_ray_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(RunError, match=r"pip install 'selectconv\[ray\]'"):
         run_ray([], tmp_path, 1, lambda outcome: None)
+
+
+class FakeRay:
+    """A cluster with one GPU that must not be asked to run anything."""
+
+    def is_initialized(self):
+        return True
+
+    def cluster_resources(self):
+        return {"CPU": 8.0, "GPU": 1.0}
+
+
+def test_more_gpus_than_the_cluster_has_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", FakeRay())
+    with pytest.raises(RunError, match="a run wants 2 GPUs; the cluster has 1"):
+        run_ray([], tmp_path, 1, lambda outcome: None, gpus_per_run=2)

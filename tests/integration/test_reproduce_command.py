@@ -1,6 +1,7 @@
 """`selectconv reproduce` and `selectconv report` as users call them."""
 
 import csv
+import sys
 
 import pytest
 
@@ -134,3 +135,20 @@ def test_no_valid_run_is_an_error(tmp_path, capsys):
     assert main(["report", str(tmp_path / "empty"), "--out", str(tmp_path / "r.html")]) == 2
     assert "no finished run to report" in capsys.readouterr().err
     assert not (tmp_path / "r.html").exists()
+
+
+def test_without_ray_the_extra_is_named(grid, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    words = ["reproduce", "ablation", "--engine", "ray", "--out", str(tmp_path / "out")]
+    assert main(words) == 2
+    assert "pip install 'selectconv[ray]'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_finished_can_be_reported_without_running_the_rest(grid, tmp_path, capsys):
+    write_run(tmp_path / "runs" / "p", **grid.runs[0].settings)
+    assert main(["reproduce", "ablation", "--no-run", "--out", str(tmp_path)]) == 0
+    assert "4 runs, 1 done" in capsys.readouterr().out
+    rows = (tmp_path / "tables.csv").read_text()
+    assert "s: not finished" in rows
+    assert not (tmp_path / "logs").exists()

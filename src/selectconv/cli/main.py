@@ -87,6 +87,8 @@ def explain(message: str, words: list[str]) -> str:
         near = difflib.get_close_matches(wanted, accepted, n=1)
         hint = f"did you mean {near[0]}?" if near else f"accepted are {', '.join(accepted)}."
         return f"unknown setting {name!r}; {hint}"
+    if "to be one of {" in message and "not provided" in message:  # it cuts long lists short
+        return f"say what to do: one of {', '.join(VERBS)}."
     key = re.search(r'Parser key "([^"]+)"', message)
     value = re.search(r"(?:Given value|Got value): (.*)", message)
     if key and value:

@@ -53,6 +53,13 @@ def run(options: Namespace) -> int:
     check_count("jobs", options.jobs, 1)
     out = Path(options.out or Path("reproduce") / f"{grid.table}-{grid.scale}")
     console = Console(soft_wrap=True, highlight=False)
+    if options.engine == "ray":
+        from selectconv.reproduce.ray_engine import import_ray
+
+        try:
+            import_ray()
+        except RunError as error:
+            raise UsageError(str(error)) from error
     try:
         states = {run.name: find_state(run, out) for run in grid.runs}
     except RunError as error:

@@ -37,13 +37,7 @@ def run_ray(
     Raises:
         RunError: Ray is not installed, or the cluster has fewer GPUs than a run wants.
     """
-    try:
-        import ray as package
-    except ImportError as error:
-        raise RunError(
-            "`--engine ray` needs Ray: pip install 'selectconv[ray]', or take --engine local."
-        ) from error
-    ray: Any = package  # its types are partly missing
+    ray = import_ray()
     is_own = not ray.is_initialized()
     if is_own:
         local = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": jobs}
@@ -66,6 +60,21 @@ def run_ray(
     finally:
         if is_own:
             ray.shutdown()
+
+
+def import_ray() -> Any:
+    """Return the package, whose types are partly missing.
+
+    Raises:
+        RunError: it is not installed.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise RunError(
+            "`--engine ray` needs Ray: pip install 'selectconv[ray]', or take --engine local."
+        ) from error
+    return ray
 
 
 def _run_one(run: dict[str, Any], out: str) -> dict[str, Any]:

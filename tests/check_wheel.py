@@ -9,6 +9,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DEPENDENCIES = ("torch", "numpy", "safetensors")
+DATA_FILES = (
+    "py.typed",
+    "kernels/select.c",
+    "train/recipes.yaml",
+    "report/paper.yaml",
+    "report/page.css",
+    "report/page.js",
+    "reproduce/grids/table1.yaml",
+    "reproduce/grids/table2.yaml",
+    "reproduce/grids/table3.yaml",
+    "reproduce/grids/ablation.yaml",
+)
 
 
 def problems(wheel: Path) -> Iterator[str]:
@@ -17,12 +29,7 @@ def problems(wheel: Path) -> Iterator[str]:
     info = f"{project['name']}-{project['version']}.dist-info"
     source = ROOT / "src"
     wanted = {path.relative_to(source).as_posix() for path in source.glob("selectconv/**/*.py")}
-    wanted |= {"selectconv/py.typed", "selectconv/train/recipes.yaml", f"{info}/licenses/LICENSE"}
-    wanted |= {f"selectconv/report/{name}" for name in ("paper.yaml", "page.css", "page.js")}
-    wanted |= {
-        f"selectconv/reproduce/grids/{name}.yaml"
-        for name in ("table1", "table2", "table3", "ablation")
-    }
+    wanted |= {f"selectconv/{name}" for name in DATA_FILES} | {f"{info}/licenses/LICENSE"}
     metadata = {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")}
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())

@@ -19,6 +19,7 @@ TIERS = {
         "shift",
         "ecdm",
         "allocation",
+        "kernels",  # a folder
         "functional",
         "mean_source",
         "layer",

@@ -94,8 +94,8 @@ def realloc_scores(
     check_choice("norm", norm, NORMS)
     is_open = torch.ones_like(index, dtype=torch.bool) if gate is None else gate
     check_tensor("gate", is_open, (slots,), torch.bool)
-    order = 2.0 if norm == "l2" else float("inf")
-    scores: Tensor = torch.linalg.vector_norm(necdm, ord=order, dim=1)
+    # torch.linalg.vector_norm is several times slower on rows.
+    scores = necdm.square().sum(dim=1).sqrt() if norm == "l2" else necdm.abs().amax(dim=1)
     scores = scores.masked_fill(~is_open, 0.0)
     if max_copies is not None:
         check_count("max_copies", max_copies, 1)

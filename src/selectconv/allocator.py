@@ -309,12 +309,12 @@ class ChannelAllocator:
                 raise AllocationError(f"`{name}`: {error}") from error
         for name, layer_plan in plan:
             layer = self.layers[name]
-            layer.apply_plan(layer_plan)
+            layer.apply_checked_plan(layer_plan)
             for tensor in per_slot[name]:
                 layer.zero_slots(tensor, layer_plan.opened)
             self._opened_at[name][layer_plan.opened] = epoch
             for follower in self._followers:
-                follower[name].apply_plan(layer_plan)
+                follower[name].apply_checked_plan(layer_plan)
 
     def _state_of_slots(self, layer: SelectConvNd) -> list[Tensor]:
         """Collect what a re-opened slot must forget: optimizer state and pending gradients."""

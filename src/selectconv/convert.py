@@ -14,6 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 from selectconv.checks import check_choice, check_count
 from selectconv.errors import ConversionError, MeanSourceError, SelectConvWarning
 from selectconv.graph import Graph, trace
+from selectconv.kernels import describe_path
 from selectconv.layer import SelectConv1d, SelectConv2d, SelectConv3d, SelectConvNd
 from selectconv.mean_source import MeanSource, ObservedMean
 
@@ -21,6 +22,7 @@ _log = logging.getLogger(__name__)
 
 REALLOCS = ("all", "pointwise", "none")
 _MIN_CHANNELS = 8
+_CPU = torch.device("cpu")
 _SELECTIVE: dict[type[nn.Module], type[SelectConvNd]] = {
     nn.Conv1d: SelectConv1d,
     nn.Conv2d: SelectConv2d,
@@ -142,7 +144,14 @@ class ConvRow:
 
 
 class Description(tuple[ConvRow, ...]):
-    """The rows of `describe`, which print as a table."""
+    """The rows of `describe`, which print as a table.
+
+    Attributes:
+        path: how the selective layers compute in eager mode where the model is: a kernel, or why
+            there is none.
+    """
+
+    path: str
 
     def __str__(self) -> str:
         table = [
@@ -180,6 +189,8 @@ class Description(tuple[ConvRow, ...]):
             f"{len(selective)} of {len(self)} convs selective; "
             f"of {slots} slots {closed} closed, {moved} re-allocated"
         )
+        if selective:
+            lines[-1] += f"; eager mode runs on {self.path}"
         return "\n".join(lines)
 
 
@@ -226,7 +237,9 @@ def describe(model: nn.Module) -> Description:
                 smallest_gamma=gamma,
             )
         )
-    return Description(rows)
+    description = Description(rows)
+    description.path = describe_path(next((p.device for p in model.parameters()), _CPU))
+    return description
 
 
 @dataclass(frozen=True)

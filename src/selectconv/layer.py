@@ -8,9 +8,11 @@ all it takes to move an allocation.
 from collections.abc import Sequence
 from typing import Any, Self, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from selectconv import kernels
 from selectconv.allocation import (
     LayerPlan,
     ReallocRule,
@@ -21,10 +23,13 @@ from selectconv.allocation import (
 from selectconv.checks import check_choice, check_fraction, check_tensor
 from selectconv.ecdm import ecdm, normalize_ecdm, rms_damage
 from selectconv.errors import AllocationError, MeanSourceError
+from selectconv.kernels import triton_select
 from selectconv.mean_source import MeanSource, ObservedMean
 from selectconv.shift import can_read, reroute
 
 DAMAGES = ("auto", "mean", "rms")
+# Multiplies of a conv, forward and backward, in the time that copying one of its inputs takes.
+_COPY_COST = 100
 
 
 class SelectConvNd(nn.modules.conv._ConvNd):
@@ -166,19 +171,55 @@ class SelectConvNd(nn.modules.conv._ConvNd):
             return self._convolve(input, self.weight)  # refuses it, in torch's words
         if self.training and isinstance(self._mean_source, ObservedMean):
             self._observe(input)
-        rerouted = self._rerouted()
         if not can_read(self.gate):
             # No look at the buffers' values: one graph serves every allocation.
-            return self._convolve(self._reroute(input, rerouted), self._open_weight())
-        any_closed, any_rerouted, any_shifted = (
-            torch.stack([~self.gate, rerouted, self.shifted & self.gate]).any(dim=1).tolist()
-        )  # one read from the device
+            return self._convolve(self._reroute(input, self._rerouted()), self._open_weight())
+        if triton_select.can_run(self._batched(input)):
+            # Nor here, where a look would make the host wait for the GPU, layer by layer.
+            return self._convolve(self._reroute(input, self._rerouted()), self._open_weight())
+        any_closed, any_rerouted, any_shifted = self._read_allocation()
+        if any_rerouted and kernels.can_run(self._batched(input)):
+            if self._splits():
+                return self._convolve_apart(input)
+            return self._convolve_open(input, None, any_closed)
+        if any_closed and self._gathers_open(input):
+            return self._convolve_open(input, None, any_closed)
         weight = self._open_weight() if any_closed else self.weight
         if torch.is_grad_enabled() and self.shift is not None and not any_shifted:
             # In training every parameter gets a gradient (here: zeros), or DDP would wait for it.
             never = torch.zeros((), dtype=torch.bool, device=weight.device)
             weight = torch.where(never, self.shift.sum(), weight)
-        return self._convolve(self._reroute(input, rerouted) if any_rerouted else input, weight)
+        x = self._reroute(input, self._rerouted()) if any_rerouted else input
+        return self._convolve(x, weight)
+
+    def fuses(self, norm: nn.Module, x: Tensor) -> bool:
+        """Tell whether `forward_norm_relu` can take `norm(x)` into its kernel.
+
+        Not in a fresh layer, where it would save a little: that one computes exactly, to the last
+        bit, what plain modules compute.
+        """
+        return (
+            type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d)
+            and norm.weight is not None
+            and norm.weight.dtype == torch.float32
+            and norm.bias is not None
+            and self._is_input(x)
+            and x.ndim == self.weight.ndim
+            and kernels.can_run(x)
+            and x.numel() > x.shape[1]  # with one value a channel torch's batch norm refuses
+            and not (self.training and isinstance(self._mean_source, ObservedMean))
+            and not has_hooks(norm)
+            and not has_hooks(self)
+            and bool(self.gate.any())  # a conv needs an input
+            and any(self._read_allocation())
+        )
+
+    def forward_norm_relu(self, x: Tensor, norm: nn.modules.batchnorm._BatchNorm) -> Tensor:
+        """Compute `self(relu(norm(x)))` with norm, ReLU and SelectChannel in one kernel.
+
+        Closed slots are computed nowhere. Only where `fuses(norm, x)`.
+        """
+        return self._convolve_open(x, norm, self._read_allocation()[0])
 
     def select(self, x: Tensor) -> Tensor:
         """Rebuild an input (N, I, ...) as the conv sees it: SelectChannel of Section 2.2."""
@@ -364,8 +405,11 @@ class SelectConvNd(nn.modules.conv._ConvNd):
             ("opened", plan.opened),
             ("source", plan.source),
         ):
-            outside = slots[(slots < 0) | (slots >= self.in_channels)].tolist()
-            if outside:
+            if len(slots) == 0:
+                continue
+            low, high = torch.aminmax(slots)
+            if int(low) < 0 or int(high) >= self.in_channels:
+                outside = slots[(slots < 0) | (slots >= self.in_channels)].tolist()
                 raise AllocationError(
                     f"`{what}` names {outside[:5]}; the layer has 0 to {self.in_channels - 1}."
                 )
@@ -390,7 +434,6 @@ class SelectConvNd(nn.modules.conv._ConvNd):
         if bool(still_open.any()):
             raise AllocationError(f"slots {plan.opened[still_open].tolist()[:5]} are open already.")
 
-    @torch.no_grad()
     def apply_plan(self, plan: LayerPlan) -> None:
         """Carry out a plan: close, then re-open with weights and shifts of their own.
 
@@ -398,6 +441,11 @@ class SelectConvNd(nn.modules.conv._ConvNd):
             AllocationError: the plan does not fit the layer; nothing was changed.
         """
         self.check_plan(plan)
+        self.apply_checked_plan(plan)
+
+    @torch.no_grad()
+    def apply_checked_plan(self, plan: LayerPlan) -> None:
+        """Carry out a plan that `check_plan` has accepted."""
         # Drawn before anything changes: a seed may be refused.
         weight = self.weight.new_zeros(()) if plan.weight_seed is None else self._draw_weight(plan)
         device = self.weight.device
@@ -504,7 +552,8 @@ class SelectConvNd(nn.modules.conv._ConvNd):
         if x.ndim == self.weight.ndim - 1:  # an unbatched input, which convs accept
             return self._reroute(x[None], rerouted)[0]
         shifted = None if self.shift is None else self.shifted & rerouted
-        return reroute(x, self.index, self.shift, shifted)
+        run = triton_select.select if triton_select.can_run(x) else reroute
+        return run(x, self.index, self.shift, shifted)
 
     def _open_weight(self) -> Tensor:
         """The weight with zeros where slots are closed: cheaper than zeros in the input."""
@@ -512,6 +561,65 @@ class SelectConvNd(nn.modules.conv._ConvNd):
         shape = (self.groups, self.out_channels // self.groups, -1)
         is_open = by_group.expand(shape).reshape(self.out_channels, -1)
         return torch.where(is_open.view(*is_open.shape, *[1] * self._num_axes), self.weight, 0.0)
+
+    def _read_allocation(self) -> tuple[bool, bool, bool]:
+        """Read whether any slot is closed, rerouted, shifted: in every forward, so not by torch."""
+        buffers = [self.gate, self.shifted, self.index]
+        if self.gate.device.type != "cpu":
+            buffers = list(torch.stack([buffer.long() for buffer in buffers]).cpu())  # one transfer
+        gate, shifted, index = (buffer.numpy() for buffer in buffers)
+        gate, shifted = gate.astype(bool), (shifted & gate).astype(bool)
+        rerouted = shifted | (gate & (index != np.arange(len(index))))
+        return not gate.all(), bool(rerouted.any()), bool(shifted.any())
+
+    def _batched(self, x: Tensor) -> Tensor:
+        return x if x.ndim == self.weight.ndim else x[None]
+
+    def _gathers_open(self, x: Tensor) -> bool:
+        """Tell whether copying the open channels costs less than convolving the closed ones."""
+        if self.groups > 1 or not kernels.can_run(self._batched(x)):
+            return False
+        closed = self.in_channels - int(self.gate.sum())
+        if closed == self.in_channels:
+            return False  # a conv needs an input
+        multiplies = self.weight[:, 0].numel() * closed
+        return multiplies > _COPY_COST * (self.in_channels - closed)
+
+    def _splits(self) -> bool:
+        """Tell whether convolving the rerouted slots apart costs less than a copy of the input."""
+        multiplies = self.weight[:, 0].numel() * int(self._rerouted().sum())
+        return self.groups == 1 and multiplies < _COPY_COST * self.in_channels
+
+    def _convolve_apart(self, x: Tensor) -> Tensor:
+        """Convolve the input as it is, without a copy of it, and add the rerouted slots' part."""
+        rerouted = self._rerouted()
+        slots = rerouted.nonzero().flatten()
+        keeps = (self.gate & ~rerouted).view(1, -1, *[1] * self._num_axes)
+        own_weight = torch.where(keeps, self.weight, 0.0)
+        batch = self._batched(x)
+        batch, moved = kernels.tap(batch, rerouted, self.index, self.shift, self.shifted)
+        if x.ndim != batch.ndim:
+            batch, moved = batch[0], moved[0]
+        forward = cast(Any, self)._conv_forward
+        part: Tensor = forward(moved, self.weight.index_select(1, slots), None)
+        return cast(Tensor, forward(batch, own_weight, self.bias).add_(part))
+
+    def _convolve_open(
+        self, x: Tensor, norm: nn.modules.batchnorm._BatchNorm | None, any_closed: bool
+    ) -> Tensor:
+        """Convolve in the kernels' way: what is closed is not there, in input and weight."""
+        gate, weight = self.gate, self.weight
+        if any_closed and self.groups == 1:
+            weight = weight.index_select(1, gate.nonzero().flatten())
+        elif any_closed:  # groups that differ in size are no conv
+            gate, weight = torch.ones_like(gate), self._open_weight()
+        allocation = (gate, self.index, self.shift, self.shifted)
+        batch = self._batched(x)
+        if norm is None:
+            selected = kernels.select(batch, *allocation)
+        else:
+            selected = kernels.norm_relu_select(batch, norm, *allocation)
+        return self._convolve(selected if x is batch else selected[0], weight)
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         return cast(Tensor, cast(Any, self)._conv_forward(x, weight, self.bias))
@@ -583,6 +691,21 @@ def draw_shift(
 ) -> Tensor:
     """Draw shifts uniformly from [-max_shift, max_shift] pixels along each axis."""
     return (torch.rand(count, axes, generator=generator, device="cpu") * 2 - 1) * max_shift
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Tell whether someone watches or changes what goes in or out of a module."""
+    every = nn.modules.module
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or every._global_forward_hooks
+        or every._global_forward_pre_hooks
+        or every._global_backward_hooks
+        or every._global_backward_pre_hooks
+    )
 
 
 def slots_of(tensor: Tensor, groups: int) -> Tensor:

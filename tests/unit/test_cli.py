@@ -11,7 +11,7 @@ from rich.console import Console
 from selectconv.__main__ import main
 from selectconv.cli.display import Bars, Lines, choose_display
 from selectconv.data.image_set import DatasetInfo
-from selectconv.train import estimate, measure
+from selectconv.train import estimate, interleave
 from selectconv.train.config import resolve
 from selectconv.zoo import list_models
 
@@ -112,7 +112,7 @@ def test_a_time_per_image_is_measured_without_touching_the_random_numbers():
 
 def test_both_sides_are_measured_in_turn():
     calls = []
-    times = measure._in_turn([lambda: calls.append("a"), lambda: calls.append("b")], repeats=2)
+    times = interleave.in_turn([lambda: calls.append("a"), lambda: calls.append("b")], repeats=2)
     assert calls == ["a", "b", "a", "b", "a", "b"]
     assert [len(side) for side in times] == [2, 2]
 

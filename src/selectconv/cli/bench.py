@@ -10,8 +10,8 @@ from rich.table import Table
 from selectconv.checks import check_choice, check_count
 from selectconv.cli.errors import UsageError
 
-HELP = "measure: a training step, an allocation pass, the data pipeline"
-CASES = ("step", "alloc", "data")
+HELP = "measure: a training step, an evaluation, an allocation pass, the data pipeline"
+CASES = ("step", "alloc", "infer", "data")
 
 
 def build_parser() -> ArgumentParser:
@@ -48,5 +48,6 @@ def run(options: Namespace) -> int:
     for row in rows:
         low, high = row["spread"]
         table.add_row(row["case"], f"{row['value']:g}", row["unit"], f"{low:g}", f"{high:g}")
-    Console(width=None if Console().is_terminal else 110).print(table)
+    table.caption = f"selective layers run on: {rows[0]['path']}"
+    Console(width=None if Console().is_terminal else 130).print(table)
     return 0

@@ -1,12 +1,7 @@
-"""Measurements behind `selectconv bench`: both sides in turn in one run, medians, ratios."""
+"""The measurements behind `selectconv bench`: a step, an evaluation, a pass, the data."""
 
 import copy
-import datetime
-import os
-import platform
-import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +14,9 @@ from selectconv.data.registry import Splits, dataset_info
 from selectconv.layer import SelectConvNd
 from selectconv.param_groups import param_groups
 from selectconv.train.config import resolve
+from selectconv.train.interleave import in_turn, row
 from selectconv.train.loop import Batches, Training, build_fabric
+from selectconv.train.selective_cost import measure_growth, measure_memory, measure_selective
 from selectconv.zoo import create_model
 
 _BATCH = 64
@@ -40,6 +37,17 @@ class _Silent:
 
 
 def measure_step(repeats: int, compile: bool = False) -> list[dict[str, Any]]:
+    """Measure a training step of DenseNet-40: the trainer's, and what selectivity costs.
+
+    With `compile`, the trainer's side alone, compiled.
+    """
+    rows = _measure_trainer(repeats, compile)
+    if compile:
+        return rows
+    return [*rows, *measure_selective(repeats), *measure_memory(), *measure_growth(repeats)]
+
+
+def _measure_trainer(repeats: int, compile: bool) -> list[dict[str, Any]]:
     """Time DenseNet-40's training: `selectconv train --method plain` against a plain loop.
 
     The plain loop is what one writes first: eager, NCHW, the same network, optimizer and images,
@@ -71,13 +79,18 @@ def measure_step(repeats: int, compile: bool = False) -> list[dict[str, Any]]:
         training.train_epoch(0, _Silent())
 
     command = "selectconv train --method plain" + (" --compile" if compile else "")
-    plain, ours = _in_turn([plain_loop, trainer], repeats)
+    plain, ours = in_turn([plain_loop, trainer], repeats)
     speedups = [slow / fast for slow, fast in zip(plain, ours, strict=True)]
     return [
-        _row("step", "plain eager NCHW loop", [t / _STEPS * 1e3 for t in plain], "ms"),
-        _row("step", command, [t / _STEPS * 1e3 for t in ours], "ms"),
-        _row("step", "speed of the trainer over the plain loop", speedups, "x"),
+        row("step", "trainer: plain eager NCHW loop", [t / _STEPS * 1e3 for t in plain], "ms"),
+        row("step", f"trainer: {command}", [t / _STEPS * 1e3 for t in ours], "ms"),
+        row("step", "trainer: speed over the plain loop", speedups, "x"),
     ]
+
+
+def measure_infer(repeats: int) -> list[dict[str, Any]]:
+    """Time DenseNet-40's evaluation: selective against plain."""
+    return measure_selective(repeats, training=False)
 
 
 def measure_alloc(repeats: int) -> list[dict[str, Any]]:
@@ -103,7 +116,7 @@ def measure_alloc(repeats: int) -> list[dict[str, Any]]:
     closed = sum(map(len, report.deallocated.values()))
     opened = sum(map(len, report.reallocated.values()))
     case = f"DenseNet-BC-190, {closed} slots closed, {opened} re-opened"
-    return [_row("alloc", case, seconds, "s")]
+    return [row("alloc", case, seconds, "s")]
 
 
 def measure_data(repeats: int) -> list[dict[str, Any]]:
@@ -111,38 +124,7 @@ def measure_data(repeats: int) -> list[dict[str, Any]]:
     result = bench_data(repeats=repeats)
     ratio = [result.ratio_min, result.ratio, result.ratio_max]
     return [
-        _row("data", "whole batches", [result.images_per_second], "images/s"),
-        _row("data", "image by image through PIL", [result.pil_images_per_second], "images/s"),
-        {**_row("data", "whole batches over PIL", ratio, "x"), "n": repeats},
+        row("data", "whole batches", [result.images_per_second], "images/s"),
+        row("data", "image by image through PIL", [result.pil_images_per_second], "images/s"),
+        {**row("data", "whole batches over PIL", ratio, "x"), "n": repeats},
     ]
-
-
-def _in_turn(sides: list[Callable[[], None]], repeats: int) -> list[list[float]]:
-    for side in sides:
-        side()  # warm up
-    times: list[list[float]] = [[] for _ in sides]
-    for _ in range(repeats):
-        for side, seconds in zip(sides, times, strict=True):
-            started = time.perf_counter()
-            side()
-            seconds.append(time.perf_counter() - started)
-    return times
-
-
-def _row(name: str, case: str, values: list[float], unit: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "case": case,
-        "value": _digits(statistics.median(values)),
-        "unit": unit,
-        "n": len(values),
-        "spread": [_digits(min(values)), _digits(max(values))],
-        "torch": torch.__version__,
-        "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
-        "threads": torch.get_num_threads(),
-        "date": datetime.date.today().isoformat(),
-    }
-
-
-def _digits(value: float) -> float:
-    return float(f"{value:.4g}")

@@ -1,12 +1,42 @@
 """What the paper's networks share: stem, BN -> ReLU -> conv, head, initialisation."""
 
 import math
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from selectconv.layer import SelectConv2d
+from selectconv.layer import SelectConv2d, has_hooks
 from selectconv.mean_source import BatchNormMean
+
+
+class NormReluConv(nn.Sequential):
+    """BN -> ReLU -> (dropout ->) conv; a selective conv takes all of it into one kernel.
+
+    The kernel runs where it can (`SelectConvNd.fuses`) and computes what the modules compute.
+    """
+
+    norm: nn.BatchNorm2d
+    relu: nn.ReLU
+    conv: nn.Conv2d
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise, rectify, select and convolve."""
+        conv = self.conv
+        if (
+            isinstance(conv, SelectConv2d)
+            and isinstance(input, Tensor)  # a tracer passes proxies
+            and type(self.relu) is nn.ReLU
+            and not has_hooks(self.relu)
+            and not self._drops()
+            and conv.fuses(self.norm, input)
+        ):
+            return conv.forward_norm_relu(input, self.norm)
+        return cast(Tensor, cast(Any, super()).forward(input))
+
+    def _drops(self) -> bool:
+        dropout = getattr(self, "dropout", None)
+        return dropout is not None and (dropout.training or has_hooks(dropout))
 
 
 def norm_relu_conv(
@@ -17,7 +47,7 @@ def norm_relu_conv(
     realloc: str | None,
     groups: int = 1,
     dropout: float = 0.0,
-) -> nn.Sequential:
+) -> NormReluConv:
     """Build BN -> ReLU -> (dropout ->) conv, the block in which Eq. (2) holds.
 
     Args:
@@ -40,7 +70,7 @@ def norm_relu_conv(
         reallocate = realloc == "all" or (realloc != "none" and is_pointwise)
         source = BatchNormMean(norm, torch.relu)
         conv = SelectConv2d.from_conv(conv, reallocate=reallocate, mean=source)
-    block = nn.Sequential()
+    block = NormReluConv()
     block.add_module("norm", norm)
     block.add_module("relu", nn.ReLU(inplace=True))
     if dropout > 0:

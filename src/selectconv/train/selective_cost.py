@@ -1,0 +1,167 @@
+"""What selectivity costs: selective DenseNet-40 over plain, a lone layer over a plain conv."""
+
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from selectconv.allocation import LayerPlan
+from selectconv.layer import SelectConv2d
+from selectconv.mean_source import BatchNormMean
+from selectconv.param_groups import param_groups
+from selectconv.train.interleave import in_turn, ratios, row
+from selectconv.zoo import create_model
+from selectconv.zoo.blocks import NormReluConv
+
+_BATCH = 64
+_SOURCES = 8  # distinct channels a layer that the moved slots read
+_MAX_SHIFT = 1.5
+_MOVED = "20% of the 1x1 slots re-allocated"
+_CLOSED = "50% of the 1x1 slots closed"
+_STATUS = Path("/proc/self/status")
+_LAYOUTS = {"NCHW": torch.contiguous_format, "channels last": torch.channels_last}
+
+
+def reallocate(layer: SelectConv2d, share: float, generator: torch.Generator) -> None:
+    """Move a share of a layer's slots to a few of the others, by random shifts."""
+    order = torch.randperm(layer.in_channels, generator=generator)
+    moved = order[: round(share * layer.in_channels)]
+    sources = order[len(moved) : len(moved) + _SOURCES]
+    chosen = torch.randint(len(sources), (len(moved),), generator=generator)
+    shift = (torch.rand(len(moved), 2, generator=generator) * 2 - 1) * _MAX_SHIFT
+    # R^random: with weights of zero, nothing would flow back through the moved slots.
+    plan = LayerPlan(moved, moved, sources[chosen], shift, weight_seed=0)
+    layer.apply_plan(plan)
+
+
+def build_densenet(kind: str) -> nn.Module:
+    """Build DenseNet-40: "plain", "fresh", "moved" or "closed", all with the same weights."""
+    torch.manual_seed(0)
+    model = create_model("densenet40", selective=kind != "plain")
+    generator = torch.Generator().manual_seed(0)
+    for layer in model.modules():
+        if not isinstance(layer, SelectConv2d) or layer.kernel_size != (1, 1):
+            continue
+        if kind == "moved":
+            reallocate(layer, 0.2, generator)
+        elif kind == "closed":
+            layer.close(torch.randperm(layer.in_channels, generator=generator)[::2])
+    return model
+
+
+def _step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], object]:
+    optimizer = torch.optim.SGD(param_groups(model), lr=0.01, momentum=0.9, nesterov=True)
+
+    def step() -> None:
+        loss = F.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def _evaluation(model: nn.Module, images: Tensor) -> Callable[[], object]:
+    model.eval()
+
+    def evaluate() -> None:
+        with torch.no_grad():
+            model(images)
+
+    return evaluate
+
+
+def measure_selective(repeats: int, training: bool = True) -> list[dict[str, Any]]:
+    """Time plain and selective DenseNet-40 in turn, in both layouts, eager."""
+    name, what = ("step", "training step") if training else ("infer", "evaluation")
+    rows = []
+    for layout, memory_format in _LAYOUTS.items():
+        torch.manual_seed(0)
+        images = torch.randn(_BATCH, 3, 32, 32).contiguous(memory_format=memory_format)
+        labels = torch.randint(10, (_BATCH,))
+        sides = []
+        for kind in ("plain", "fresh", "moved", "closed"):
+            # nn.Module.to's overloads do not know memory_format.
+            model = build_densenet(kind).to(memory_format=memory_format)  # type: ignore[call-overload]
+            sides.append(_step(model, images, labels) if training else _evaluation(model, images))
+        plain, fresh, moved, closed = in_turn(sides, repeats)
+        about = f"{what}, {layout}"
+        rows += [
+            row(name, f"{about}: plain", [seconds * 1e3 for seconds in plain], "ms"),
+            row(name, f"{about}: selective, fresh / plain", ratios(fresh, plain), "x"),
+            row(name, f"{about}: {_MOVED} / plain", ratios(moved, plain), "x"),
+            row(name, f"{about}: {_CLOSED} / plain", ratios(closed, plain), "x"),
+        ]
+    return rows
+
+
+def measure_memory() -> list[dict[str, Any]]:
+    """Compare the peak memory of a training step, each in a process of its own; Linux only."""
+    if not _STATUS.exists():
+        return []
+    plain, moved = _peak_kib("plain"), _peak_kib("moved")
+    return [
+        row("step", "peak memory of a step: plain", [plain / 1024], "MiB"),
+        row("step", f"peak memory of a step: {_MOVED} / plain", [moved / plain], "x"),
+    ]
+
+
+def _peak_kib(kind: str) -> int:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_grow, (kind,))
+
+
+def _grow(kind: str) -> int:
+    """How much memory this process has at most in two training steps, beyond what it had before."""
+    step = _step(build_densenet(kind), torch.randn(_BATCH, 3, 32, 32), torch.arange(_BATCH) % 10)
+    before = _resident("VmRSS")
+    step()
+    step()
+    return _resident("VmHWM") - before
+
+
+def _resident(what: str) -> int:
+    lines = _STATUS.read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{what}:"))
+
+
+def measure_growth(repeats: int) -> list[dict[str, Any]]:
+    """Time a 1x1 layer with 20% of its slots moved over a plain one, from 64 to 1024 inputs."""
+    rows = []
+    for channels in (64, 256, 1024):
+        torch.manual_seed(0)
+        norm, conv = nn.BatchNorm2d(channels), nn.Conv2d(channels, 48, 1, bias=False)
+        layer = SelectConv2d(channels, 48, 1, bias=False)
+        layer.mean_source = BatchNormMean(norm, torch.relu)
+        reallocate(layer, 0.2, torch.Generator().manual_seed(0))
+        x = torch.randn(16, channels, 16, 16, requires_grad=True)
+        blocks = [_block(norm, conv), _block(norm, layer)]
+        plain, lone, block, fused = in_turn(
+            [_passes(module, x) for module in (conv, layer, *blocks)], 3 * repeats
+        )
+        about = f"{channels} inputs, 1x1, 20% moved"
+        rows.append(row("step", f"{about}: layer / conv", ratios(lone, plain), "x"))
+        rows.append(row("step", f"{about}: behind BN and ReLU / plain", ratios(fused, block), "x"))
+    return rows
+
+
+def _block(norm: nn.Module, conv: nn.Module) -> NormReluConv:
+    block = NormReluConv()
+    for name, module in (("norm", norm), ("relu", nn.ReLU(inplace=True)), ("conv", conv)):
+        block.add_module(name, module)
+    return block
+
+
+def _passes(module: nn.Module, x: Tensor) -> Callable[[], object]:
+    """Forward and backward, often enough to time."""
+
+    def run() -> None:
+        for _ in range(4):
+            module(x).sum().backward()
+        x.grad = None
+
+    return run

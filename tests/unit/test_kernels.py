@@ -1,0 +1,354 @@
+"""Which path runs and why, and what the kernels promise besides being right (property/)."""
+
+import copy
+import stat
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import selectconv as sc
+from selectconv import kernels
+from selectconv.kernels import build
+from selectconv.layer import SelectConvNd
+
+CPU = torch.device("cpu")
+needs_kernel = pytest.mark.skipif(
+    build.load_kernel().library is None, reason=f"C kernel: {build.load_kernel().about}"
+)
+
+
+@pytest.fixture
+def fresh_build(monkeypatch, tmp_path):
+    """Build anew, into an empty cache, and forget it afterwards."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CC", raising=False)
+    build.load_kernel.cache_clear()
+    yield tmp_path
+    build.load_kernel.cache_clear()
+
+
+def moved_layer(slots=8, outputs=4, kernel=1):
+    layer = sc.SelectConv2d(slots, outputs, kernel, padding=kernel // 2)
+    layer.index[1], layer.shifted[1] = 3, True
+    layer.index[2], layer.shifted[2] = 3, True
+    with torch.no_grad():
+        layer.shift[1], layer.shift[2] = torch.tensor([0.5, -1.25]), torch.tensor([-2.0, 0.0])
+    return layer
+
+
+def moved_model():
+    model = sc.create_model("densenet40", selective=True, growth_rate=4, units=(2, 2))
+    generator = torch.Generator().manual_seed(0)
+    for layer in model.modules():
+        if isinstance(layer, SelectConvNd):
+            layer.close([0, 3])
+            layer.realloc(generator=generator)
+    return model
+
+
+def loss_and_gradients(model, x):
+    model.zero_grad()
+    model(x).square().sum().backward()
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+# building
+
+
+def test_without_a_compiler_the_definition_runs_and_says_so(fresh_build, monkeypatch):
+    monkeypatch.setenv("PATH", str(fresh_build))
+    assert kernels.describe_path(CPU) == (
+        "torch's operations: no C compiler (cc, gcc, clang) found"
+    )
+    layer, x = moved_layer(), torch.randn(2, 8, 5, 5)
+    assert not kernels.can_run(x)
+    exact = F.conv2d(layer.select(x), layer.weight, layer.bias)
+    torch.testing.assert_close(layer(x), exact)
+    assert "no C compiler" in str(sc.describe(nn.Sequential(layer)))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell script")
+def test_a_compiler_that_fails_is_named(fresh_build, monkeypatch):
+    broken = fresh_build / "broken-cc"
+    broken.write_text("#!/bin/sh\necho 'no licence today' >&2\nexit 3\n")
+    broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CC", str(broken))
+    about = kernels.describe_path(CPU)
+    assert about.startswith("torch's operations: the C kernel cannot be built or loaded")
+    assert "broken-cc: no licence today" in about
+    assert list((fresh_build / "cache" / "selectconv" / "kernels").iterdir()) == []
+
+
+@needs_kernel
+def test_a_built_kernel_is_found_again_without_a_compiler(fresh_build, monkeypatch):
+    about = kernels.describe_path(CPU)
+    assert about.startswith("C kernel, ")
+    files = list((fresh_build / "cache" / "selectconv" / "kernels").iterdir())
+    assert [path.suffix for path in files] == [".so"]
+    build.load_kernel.cache_clear()
+    monkeypatch.setenv("PATH", str(fresh_build))
+    assert kernels.describe_path(CPU) == about
+
+
+@needs_kernel
+def test_without_a_cache_the_kernel_lives_as_long_as_the_process(fresh_build, monkeypatch):
+    (fresh_build / "cache").write_text("not a folder")
+    assert kernels.describe_path(CPU).startswith("C kernel, ")
+
+
+def test_other_devices_have_no_c_kernel():
+    assert kernels.describe_path(torch.device("meta")) == ("torch's operations: no kernel for meta")
+
+
+def test_describe_names_the_path():
+    with kernels.simple_path():
+        text = str(sc.describe(nn.Sequential(moved_layer())))
+    assert text.endswith("; eager mode runs on torch's operations: simple_path() is on")
+
+
+# when the kernel runs
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("x", "runs"),
+    [
+        (torch.zeros(2, 3, 4, 4), True),
+        (torch.zeros(2, 3, 4), True),
+        (torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last), True),
+        (torch.zeros(2, 3, 4, 4, dtype=torch.float64), False),
+        (torch.zeros(2, 3, 4, 4, dtype=torch.bfloat16), False),
+        (torch.zeros(2, 3, 4, 4, 4), False),
+        (torch.zeros(2, 3, 4, 8)[..., ::2], False),
+        (torch.zeros(0, 3, 4, 4), False),
+        (torch.zeros(2, 3, 4, 4, device="meta"), False),
+    ],
+)
+def test_can_run(x, runs):
+    assert kernels.can_run(x) is runs
+
+
+@needs_kernel
+def test_not_where_single_operations_are_watched():
+    x = torch.zeros(1, 2, 3, 3)
+    seen = []
+    with pytest.warns(DeprecationWarning, match=r"torch\.jit\.trace"):
+        torch.jit.trace(lambda t: (seen.append(kernels.can_run(t)), t + 1)[1], x, check_trace=False)
+    torch.func.vmap(lambda t: (seen.append(kernels.can_run(t)), t)[1])(x[None])
+    with FlopCounterMode(display=False):
+        seen.append(kernels.can_run(x))
+    with torch.autograd.forward_ad.dual_level():
+        seen.append(kernels.can_run(x))
+    assert not any(seen)
+    assert kernels.can_run(x)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_bfloat16_and_float64_run_the_definition(memory_format):
+    for dtype, tolerance in ((torch.bfloat16, 2e-2), (torch.float64, 1e-6)):
+        layer, x = moved_layer(), torch.randn(2, 8, 5, 5).to(memory_format=memory_format)
+        exact = layer(x)
+        ours = layer.to(dtype)(x.to(dtype))
+        torch.testing.assert_close(ours.float(), exact, rtol=tolerance, atol=tolerance)
+
+
+def test_autocast_goes_through_the_kernel_and_the_low_precision_conv():
+    layer, x = moved_layer(), torch.randn(2, 8, 5, 5)
+    exact = layer(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours = layer(x)
+    assert ours.dtype == torch.bfloat16
+    torch.testing.assert_close(ours.float(), exact, rtol=2e-2, atol=2e-2)
+
+
+@needs_kernel
+@pytest.mark.parametrize("watched", ["norm", "relu", "conv", "everything"])
+def test_hooks_see_what_they_always_saw(watched):
+    block = moved_model().blocks[0][0].pointwise
+    x, seen = torch.randn(2, block.norm.num_features, 4, 4), []
+
+    def hook(module, inputs, output):
+        seen.append(type(module).__name__)
+
+    if watched == "everything":
+        handle = nn.modules.module.register_module_forward_hook(hook)
+    else:
+        handle = getattr(block, watched).register_forward_hook(hook)
+    block(x)
+    handle.remove()
+    assert seen[-1] == (
+        "NormReluConv"
+        if watched == "everything"
+        else {"norm": "BatchNorm2d", "relu": "ReLU", "conv": "SelectConv2d"}[watched]
+    )
+
+
+# what it computes
+
+
+@needs_kernel
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_deterministic_whatever_the_threads(memory_format):
+    model = moved_model().to(memory_format=memory_format)
+    x = torch.randn(5, 3, 12, 12).to(memory_format=memory_format)
+    block = next(m for m in model.modules() if type(m).__name__ == "NormReluConv")
+    x = torch.randn(5, block.norm.num_features, 12, 12).to(memory_format=memory_format)
+    results = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        leaf = x.clone(memory_format=torch.preserve_format).requires_grad_()
+        shift = block.conv.shift.detach().clone().requires_grad_()
+        allocation = (block.conv.gate, block.conv.index, shift, block.conv.shifted)
+        out = kernels.norm_relu_select(leaf, copy.deepcopy(block.norm), *allocation)
+        (out * torch.arange(out.numel()).view_as(out)).sum().backward()
+        results.append([out, leaf.grad, shift.grad])
+    for other in results[1:]:
+        assert all(map(torch.equal, results[0], other))
+
+
+def test_a_model_trains_as_on_its_simple_path():
+    model, x = moved_model(), torch.randn(4, 3, 8, 8)
+    exact = copy.deepcopy(model).double()
+    ours = loss_and_gradients(model, x)
+    with kernels.simple_path():
+        theirs = loss_and_gradients(exact, x.double())
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_second_derivatives(kernel):
+    layer, x = moved_layer(kernel=kernel), torch.randn(2, 8, 4, 4, requires_grad=True)
+
+    def penalty(layer, x):
+        (grad,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+        layer.zero_grad()
+        grad.square().sum().backward()
+        return [layer.weight.grad, layer.shift.grad]
+
+    ours = [grad.clone() for grad in penalty(layer, x)]
+    with kernels.simple_path():
+        exact = penalty(copy.deepcopy(layer).double(), x.detach().double().requires_grad_())
+    for one, other in zip(ours, exact, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-3)
+
+
+@needs_kernel
+@pytest.mark.parametrize("training", [True, False])
+def test_second_derivatives_through_norm_and_relu(training):
+    norm = nn.BatchNorm2d(8).train(training)
+    norm.running_var.fill_(2.0)
+    layer, x = moved_layer(), torch.randn(2, 8, 4, 4)
+    grads = []
+    for exact in (False, True):
+        n = copy.deepcopy(norm).double() if exact else norm
+        leaf = (x.double() if exact else x).detach().requires_grad_()
+        shift = layer.shift.detach().to(leaf).requires_grad_()
+        if exact:
+            out = sc.functional.select_channels(
+                F.relu(n(leaf)), layer.gate, layer.index, shift, layer.shifted
+            )
+        else:
+            out = kernels.norm_relu_select(leaf, n, layer.gate, layer.index, shift, layer.shifted)
+        (first,) = torch.autograd.grad(out.pow(3).sum(), leaf, create_graph=True)
+        first.square().sum().backward()
+        grads.append([leaf.grad, shift.grad, n.weight.grad])
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-3)
+
+
+@needs_kernel
+def test_running_statistics_without_momentum_are_the_plain_average():
+    norm, exact = nn.BatchNorm2d(3, momentum=None), nn.BatchNorm2d(3, momentum=None)
+    layer = moved_layer(3)
+    layer.index.clamp_(max=2)
+    for _ in range(3):
+        x = torch.randn(4, 3, 5, 5) * 3 + 7
+        kernels.norm_relu_select(x, norm, layer.gate, layer.index, None, layer.shifted)
+        exact(x)
+    for one, other in zip(norm.buffers(), exact.buffers(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@needs_kernel
+def test_statistics_far_from_zero_keep_their_digits():
+    x = torch.randn(8, 4, 16, 16) + 1e4
+    for layout in (torch.contiguous_format, torch.channels_last):
+        norm = nn.BatchNorm2d(4, momentum=1.0)
+        same = (torch.ones(4, dtype=torch.bool), torch.arange(4), None, torch.zeros(4).bool())
+        kernels.norm_relu_select(x.to(memory_format=layout), norm, *same)
+        var = x.double().var(dim=(0, 2, 3))
+        torch.testing.assert_close(norm.running_var.double(), var, rtol=1e-3, atol=0.0)
+
+
+@needs_kernel
+def test_nan_is_not_hidden_by_the_relu():
+    norm, layer = nn.BatchNorm2d(8).eval(), moved_layer()
+    x = torch.zeros(1, 8, 3, 3)
+    x[0, 0, 0, 0] = float("nan")
+    out = kernels.norm_relu_select(x, norm, layer.gate, layer.index, layer.shift, layer.shifted)
+    assert out.isnan().nonzero().tolist() == [[0, 0, 0, 0]]
+
+
+@needs_kernel
+def test_an_index_out_of_range_is_an_error_not_a_crash():
+    layer = moved_layer()
+    layer.index[1] = 8
+    with pytest.raises(IndexError, match="`index` names a channel that the input does not have"):
+        layer(torch.randn(1, 8, 4, 4))
+    layer.index[1] = -1
+    with pytest.raises(IndexError, match="`index` names a channel"):
+        layer(torch.randn(1, 8, 4, 4))
+
+
+def test_closed_slots_are_not_convolved():
+    counts = []
+    for closed in (0, 48):
+        layer = sc.SelectConv2d(64, 64, 3, padding=1)
+        layer.close(range(closed))
+        shapes = []
+
+        def watch(x, weight, bias, layer=layer, shapes=shapes):
+            shapes.append(tuple(weight.shape))
+            return nn.Conv2d._conv_forward(layer, x, weight, bias)
+
+        layer._conv_forward = watch
+        layer(torch.randn(1, 64, 6, 6))
+        counts.append(shapes)
+    wide, narrow = counts
+    assert wide == [(64, 64, 3, 3)]
+    assert narrow == ([(64, 16, 3, 3)] if kernels.can_run(torch.ones(1, 1, 1)) else wide)
+
+
+# torch.compile
+
+
+def test_few_graphs_serve_many_allocations():
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    model = sc.create_model("densenet40", selective=True, growth_rate=4, units=(1, 1))
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.1)
+    allocator = sc.ChannelAllocator(model, optimizer, total_epochs=24, gamma=0.3)
+    x = torch.randn(4, 3, 8, 8)
+    allocations = 0
+    for epoch in range(12):
+        model.train()
+        compiled(x).square().mean().backward()
+        optimizer.step()
+        allocations += bool(allocator.step(epoch))
+        model.eval()
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-3, atol=1e-4)
+    assert allocations >= 6
+    assert len(graphs) <= 16
+    torch._dynamo.reset()

@@ -18,6 +18,7 @@ SETTINGS = {
     "test_subset": 40,
     "batch_size": 32,
     "gamma": 0.2,
+    "grace": 1,
     "seed": 0,
     "device": "cpu",
     "model_options": {"growth_rate": 4, "units": [1, 1]},

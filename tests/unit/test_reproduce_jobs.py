@@ -49,6 +49,20 @@ def test_states(tmp_path):
         jobs.find_state(planned(epochs=7), tmp_path)
 
 
+def test_a_run_of_another_version_is_refused_an_older_one_is_not(tmp_path):
+    folder = write_run(tmp_path / "runs" / "a", method="plain")
+    text = (folder / "config.yaml").read_text()
+    older = "".join(line for line in text.splitlines(keepends=True) if "image_size" not in line)
+    assert older != text
+    (folder / "config.yaml").write_text(older)
+    assert jobs.find_state(planned(), tmp_path) == "done"
+    (folder / "config.yaml").write_text(text + "warp: 9\n")
+    with pytest.raises(
+        RunError, match="a holds a run of another version: `setting` must be one of"
+    ):
+        jobs.find_state(planned(), tmp_path)
+
+
 def test_commands(tmp_path):
     run = planned()
     command = jobs.prepare(run, tmp_path)

@@ -13,6 +13,7 @@ import yaml
 
 from selectconv.errors import RunError
 from selectconv.reproduce.grid import PlannedRun
+from selectconv.train.config import resolve
 from selectconv.train.records import CONFIG, RunFolder, write_text
 
 RUNS, LOGS = "runs", "logs"
@@ -43,12 +44,15 @@ def find_state(run: PlannedRun, out: Path) -> str:
     folder = RunFolder(out / RUNS / run.name)
     if folder.is_empty() or not (folder / CONFIG).exists():
         return "new"
-    saved, wanted = folder.read_config(), run.config.to_dict()
-    for key in sorted(set(saved) | set(wanted)):
-        if saved.get(key) != wanted.get(key):
+    try:
+        saved = resolve(folder.read_config()).to_dict()  # settings it is too old to have: defaults
+    except (TypeError, ValueError) as error:
+        raise RunError(f"{folder.path} holds a run of another version: {error}") from error
+    for key, wanted in run.config.to_dict().items():
+        if saved[key] != wanted:
             raise RunError(
-                f"{folder.path} holds a run with {key} {saved.get(key)!r}, wanted "
-                f"{wanted.get(key)!r}: choose another --out."
+                f"{folder.path} holds a run with {key} {saved[key]!r}, wanted {wanted!r}: choose "
+                "another --out."
             )
     return "done" if folder.status() == "done" else "resume"
 

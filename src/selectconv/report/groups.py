@@ -21,7 +21,7 @@ METHOD_NAMES = {
 }
 # How channels are selected: differs between the rows of a comparison.
 _SELECTION = ("gamma", "top_k", "max_copies", "stop_at", "grace", "damage", "shift_weight_decay",
-              "target_macs", "realloc")  # fmt: skip
+              "target_macs", "target_params", "group_lasso", "bn_sparsity", "realloc")  # fmt: skip
 # What a result does not depend on, or not by intention.
 _ASIDE = ("method", "seed", "data_root", "device", "precision", "compile", "channels_last")
 

@@ -36,6 +36,8 @@ def replay(run: Run) -> list[LayerHistory]:
     Raises:
         ValueError: the log does not fit the network.
     """
+    if not run.config.is_selective:
+        return []  # learned groups and slimmed channels are not slots
     sizes = slot_counts(run)
     histories = {
         name: LayerHistory(name, list(range(size)), [], [0] * size, [0] * size)
@@ -62,8 +64,6 @@ def replay(run: Run) -> list[LayerHistory]:
 
 def slot_counts(run: Run) -> dict[str, int]:
     """Return the slots of each selective layer."""
-    if not run.config.is_selective:
-        return {}
     info = dataset_info(run.config.data, run.config.image_size)
     model = build_model(run.config, info)
     return {

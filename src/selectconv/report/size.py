@@ -20,8 +20,13 @@ class Size:
     macs: int
 
 
-def measure_size(run: Run) -> Size:
-    """Count a run's network without the weights of closed slots."""
+def measure_size(run: Run) -> Size | None:
+    """Count a run's network without the weights of closed slots.
+
+    None for methods that shrink a network in another way: its log does not tell its size.
+    """
+    if run.config.method != "plain" and not run.config.is_selective:
+        return None
     info = dataset_info(run.config.data, run.config.image_size)
     with torch.device("meta"):  # shapes only
         model = build_model(replace(run.config, method="plain"), info).eval()

@@ -163,7 +163,10 @@ def _adjust(comparisons: Mapping[RowKey, Comparison]) -> dict[RowKey, float]:
 def _sizes(row: Row) -> tuple[str, str]:
     if not row.runs:
         return "", ""
-    sizes = [measure_size(run) for run in row.runs.values()]
+    measured = [measure_size(run) for run in row.runs.values()]
+    sizes = [size for size in measured if size is not None]
+    if not sizes:
+        return "not in the log", "not in the log"
     params = summarize([size.params for size in sizes]).mean
     macs = summarize([size.macs for size in sizes]).mean
     return f"{params:,.0f}", f"{macs / 1e6:,.2f}M"

@@ -9,7 +9,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DEPENDENCIES = ("torch", "numpy", "safetensors")
-DATA_FILES = ("py.typed", "kernels/select.c", "train/recipes.yaml")
+DATA_FILES = (
+    "py.typed",
+    "kernels/select.c",
+    "train/recipes.yaml",
+    "report/paper.yaml",
+    "report/page.css",
+    "report/page.js",
+    "reproduce/grids/table1.yaml",
+    "reproduce/grids/table2.yaml",
+    "reproduce/grids/table3.yaml",
+    "reproduce/grids/ablation.yaml",
+)
 
 
 def problems(wheel: Path) -> Iterator[str]:

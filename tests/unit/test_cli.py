@@ -25,7 +25,7 @@ def complaint(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "train,eval,compress,export,data"),
+        ([], "train, eval, compress, export, report, reproduce, data, models, bench"),
         (["tran"], "'tran'"),
         (["models", "--jsn"], "did you mean --json"),
         (["data"], "action"),

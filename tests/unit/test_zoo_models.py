@@ -673,3 +673,16 @@ def test_list_of_models():
 def test_refuses_arguments(options, error, message):
     with pytest.raises(error, match=message):
         sc.create_model(**{"name": "densenet40", **options})
+
+
+@each_model
+def test_pointwise_only_leaves_all_other_convs_plain(name):
+    model = narrow(name, selective=True, realloc="pointwise-only")
+    convs = [m for m in model.blocks.modules() if isinstance(m, nn.Conv2d)]
+    assert {conv.kernel_size for conv in convs} >= {(1, 1), (3, 3)}
+    for conv in convs:
+        if conv.kernel_size == (1, 1) and conv.groups == 1:
+            assert isinstance(conv, sc.SelectConv2d)
+            assert conv.shift is not None
+        else:
+            assert not isinstance(conv, sc.SelectConv2d)

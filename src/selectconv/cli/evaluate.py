@@ -40,7 +40,13 @@ def run(options: Namespace) -> int:
     from selectconv.train.loop import Training, build_fabric
 
     root = options.data_root or config.data_root
-    splits = load_dataset(config.data, root, subset=config.subset, test_subset=config.test_subset)
+    splits = load_dataset(
+        config.data,
+        root,
+        subset=config.subset,
+        test_subset=config.test_subset,
+        image_size=config.image_size,
+    )
     training = Training(config, build_fabric(config), splits)
     load_weights(folder / name, training.model, slimmed=config.method == "slimming")
     loss, wrong = training.evaluate(Lines(config, Console()), 0)

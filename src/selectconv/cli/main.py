@@ -14,7 +14,17 @@ from typing import Any
 from jsonargparse import ArgumentError, ArgumentParser
 
 from selectconv import __version__
-from selectconv.cli import bench, compress, data, evaluate, export, models, train
+from selectconv.cli import (
+    bench,
+    compress,
+    data,
+    evaluate,
+    export,
+    models,
+    report,
+    reproduce,
+    train,
+)
 from selectconv.cli.errors import UsageError
 from selectconv.errors import SelectConvError
 
@@ -23,6 +33,8 @@ VERBS = {
     "eval": evaluate,
     "compress": compress,
     "export": export,
+    "report": report,
+    "reproduce": reproduce,
     "data": data,
     "models": models,
     "bench": bench,
@@ -87,6 +99,8 @@ def explain(message: str, words: list[str]) -> str:
         near = difflib.get_close_matches(wanted, accepted, n=1)
         hint = f"did you mean {near[0]}?" if near else f"accepted are {', '.join(accepted)}."
         return f"unknown setting {name!r}; {hint}"
+    if "to be one of {" in message and "not provided" in message:  # it cuts long lists short
+        return f"say what to do: one of {', '.join(VERBS)}."
     key = re.search(r'Parser key "([^"]+)"', message)
     value = re.search(r"(?:Given value|Got value): (.*)", message)
     if key and value:

@@ -20,6 +20,11 @@ HELP = "train a network, plain or selective, as in the paper"
 _WHOLE, _NUMBER = "a whole number", "a number"
 _SETTINGS: dict[str, tuple[Any, str, str]] = {
     "model": (str, "a model", "network; `selectconv models` lists them (default: densenet40)"),
+    "model_options": (
+        dict[str, Any],
+        "a mapping such as {growth_rate: 8}",
+        "options of the network, such as '{growth_rate: 8, units: [3, 3, 3]}'",
+    ),
     "data": (str, "a data set", "data set; `selectconv data list` lists them (default: cifar10)"),
     "data_root": (str, "a folder", "where the data set lies; nothing else is searched"),
     "method": (str, "a method", f"one of {', '.join(METHODS)} (default: select)"),
@@ -42,6 +47,7 @@ _SETTINGS: dict[str, tuple[Any, str, str]] = {
     "seed": (int, _WHOLE, "seed of everything random (default: 0)"),
     "subset": (int, _WHOLE, "train on so many images only"),
     "test_subset": (int, _WHOLE, "test on so many images only"),
+    "image_size": (int, _WHOLE, "shrink the images to this height and width"),
     "device": (str, "a device", "auto, cpu, cuda or mps (default: auto)"),
     "precision": (str, "a precision", "32-true, bf16-mixed or 16-mixed (default: 32-true)"),
     "compile": (bool, "true or false", "run the network through torch.compile (default: false)"),

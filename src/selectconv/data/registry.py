@@ -8,6 +8,7 @@ from pathlib import Path
 from selectconv.checks import check_choice, check_count
 from selectconv.data.catalogue import ENTRIES, Entry, Images
 from selectconv.data.image_set import DatasetInfo, subset_index
+from selectconv.data.image_size import shrink_images, shrunk_info
 from selectconv.data.places import cache_folder, search_roots
 from selectconv.data.sources import ARCHIVES, DOWNLOADS, fetch_into
 from selectconv.errors import DataError
@@ -46,17 +47,22 @@ def list_datasets() -> list[str]:
     return list(ENTRIES)
 
 
-def dataset_info(name: str) -> DatasetInfo:
+def dataset_info(name: str, image_size: int | None = None) -> DatasetInfo:
     """Return what is known about a data set, without looking for it.
 
+    Args:
+        name: one of `list_datasets()`.
+        image_size: as for `load_dataset`.
+
     Raises:
-        ValueError: unknown name; the nearest one is named.
+        TypeError, ValueError: unknown name; the nearest one is named. A size that is not accepted.
 
     Example:
         >>> dataset_info("cifar10").shape
         (3, 32, 32)
     """
-    return _entry(name).info
+    info = _entry(name).info
+    return info if image_size is None else shrunk_info(info, image_size)
 
 
 def _entry(name: str) -> Entry:
@@ -158,6 +164,7 @@ def load_dataset(
     fetch: bool = True,
     subset: int | None = None,
     test_subset: int | None = None,
+    image_size: int | None = None,
 ) -> Splits:
     """Return the images of a data set.
 
@@ -169,13 +176,15 @@ def load_dataset(
         subset: use that many training images, the first of a permutation that depends on nothing
             but the data set (`subset_index`). None: all.
         test_subset: likewise for the test images.
+        image_size: shrink the images to this height and width, a whole fraction of theirs. None:
+            as they are.
 
     Returns:
         In memory (`ImageSet`), for ImageNet as files (`ImageFolder`).
 
     Raises:
         TypeError, ValueError: unknown name (the nearest one is named), or a subset that is no
-            number from 1 to the size of the set.
+            number from 1 to the size of the set, or an image size that is not accepted.
         DataError: the data is not to be had, or damaged; the error says which file, or what to put
             where.
 
@@ -188,6 +197,7 @@ def load_dataset(
     # Before anything is read or fetched.
     _check_subset("subset", subset, entry.info.num_train, name)
     _check_subset("test_subset", test_subset, entry.info.num_test, name)
+    info = dataset_info(name, image_size)
     train, test = entry.read(_have(entry, root, fetch), entry.info)
     full = (entry.info.num_train, entry.info.num_test)
     if (len(train), len(test)) != full:
@@ -195,11 +205,11 @@ def load_dataset(
             f"{name}: {len(train):,} training and {len(test):,} test images found; the full set "
             f"has {full[0]:,} and {full[1]:,}."
         )
-    return Splits(
-        entry.info,
-        _take("subset", train, subset, name),
-        _take("test_subset", test, test_subset, name),
-    )
+    train = _take("subset", train, subset, name)
+    test = _take("test_subset", test, test_subset, name)
+    if image_size is not None:
+        train, test = (shrink_images(images, image_size) for images in (train, test))
+    return Splits(info, train, test)
 
 
 def _have(entry: Entry, root: Path | str | None, fetch: bool) -> Path:

@@ -3,9 +3,11 @@
 Defaults come from `recipes.yaml`: the paper's settings for the pair of model and data set.
 """
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -31,6 +33,7 @@ class TrainConfig:
 
     Attributes:
         model: a name of `sc.list_models()`.
+        model_options: what else `sc.create_model` is to be given, such as growth_rate and units.
         data: a data set of `selectconv data list`.
         method: plain, select (+D+R zero+shift), zero, random, dealloc or shift (+S); or a baseline:
             lgc (CondenseNet's learned group convolution) or slimming (network slimming).
@@ -54,6 +57,7 @@ class TrainConfig:
         data_root: where the data set lies; nothing else is searched then. None: the known places.
         subset: so many training images only; None: all.
         test_subset: so many test images only; None: all.
+        image_size: shrink the images to this height and width; None: as they are.
         device: auto, cpu, cuda or mps.
         precision: 32-true, bf16-mixed or 16-mixed.
         compile: run the model through torch.compile.
@@ -61,6 +65,7 @@ class TrainConfig:
     """
 
     model: str
+    model_options: dict[str, Any]
     data: str
     method: str
     epochs: int
@@ -83,6 +88,7 @@ class TrainConfig:
     data_root: str | None
     subset: int | None
     test_subset: int | None
+    image_size: int | None
     device: str
     precision: str
     compile: bool
@@ -100,7 +106,7 @@ class TrainConfig:
         for name in ("max_copies", "subset", "test_subset"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name), 1)
-        info = dataset_info(self.data)
+        info = dataset_info(self.data, self.image_size)
         for name, most in (("subset", info.num_train), ("test_subset", info.num_test)):
             if (getattr(self, name) or 0) > most:
                 raise ValueError(
@@ -117,6 +123,11 @@ class TrainConfig:
         for name in ("compile", "channels_last"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"`{name}` must be true or false, got {getattr(self, name)!r}.")
+        if not isinstance(self.model_options, dict):
+            raise TypeError(
+                "`model_options` must be a mapping such as {growth_rate: 8}, "
+                f"got {self.model_options!r}."
+            )
         if self.data_root is not None and not isinstance(self.data_root, str):
             raise TypeError(f"`data_root` must be a folder, got {self.data_root!r}.")
 
@@ -163,6 +174,14 @@ def setting_names() -> list[str]:
     return [field.name for field in fields(TrainConfig)]
 
 
+@cache
+def _recipes() -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(
+        (files("selectconv.train") / "recipes.yaml").read_text()
+    )
+    return content
+
+
 def resolve(given: Mapping[str, Any]) -> TrainConfig:
     """Fill in the paper's settings for the pair of model and data set wherever none is given.
 
@@ -171,8 +190,8 @@ def resolve(given: Mapping[str, Any]) -> TrainConfig:
     """
     for name in given:
         check_choice("setting", name, setting_names())
-    recipes = yaml.safe_load((files("selectconv.train") / "recipes.yaml").read_text())
-    settings: dict[str, Any] = dict(recipes["common"])
+    recipes = _recipes()
+    settings: dict[str, Any] = copy.deepcopy(recipes["common"])
     settings.update({name: given[name] for name in ("model", "data") if name in given})
     check_choice("model", settings["model"], list_models())
     check_choice("data", settings["data"], list_datasets())

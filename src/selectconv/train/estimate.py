@@ -23,7 +23,7 @@ _REPEATS = 3
 
 def announce(config: TrainConfig, folder: Path, console: Console) -> None:
     """Print a run's plan: network, data, steps, selection, and the time it will take."""
-    info = dataset_info(config.data)
+    info = dataset_info(config.data, config.image_size)
     train_images = min(config.subset or info.num_train, info.num_train)
     test_images = min(config.test_subset or info.num_test, info.num_test)
     per_image = seconds_per_image(config, info)

@@ -70,18 +70,19 @@ def build_fabric(config: TrainConfig) -> Fabric:
 
 def build_model(config: TrainConfig, info: DatasetInfo) -> nn.Module:
     """Build a run's network, with the stem that fits the images."""
-    learned: dict[str, Any] = (
-        {"condense_factor": _CONDENSE_FACTOR} if config.method == "lgc" else {}
-    )
+    options: dict[str, Any] = {
+        "stem": {"tiny-imagenet": "tiny", "imagenet": "imagenet"}.get(config.data, "cifar"),
+        # De-allocation alone needs no shifts (the parameter counts of Table 2).
+        "realloc": "none" if config.method == "dealloc" else "pointwise",
+        **({"condense_factor": _CONDENSE_FACTOR} if config.method == "lgc" else {}),
+        **config.model_options,
+    }
     model = create_model(
         config.model,
         num_classes=info.num_classes,
         in_channels=info.shape[0],
-        stem={"tiny-imagenet": "tiny", "imagenet": "imagenet"}.get(config.data, "cifar"),
         selective=config.is_selective,
-        # De-allocation alone needs no shifts (the parameter counts of Table 2).
-        realloc="none" if config.method == "dealloc" else "pointwise",
-        **learned,
+        **options,
     )
     return _in_layout(model, config)
 
@@ -285,7 +286,11 @@ def train(
     fabric = build_fabric(config)
     with fabric.rank_zero_first():  # one process fetches
         splits = load_dataset(
-            config.data, config.data_root, subset=config.subset, test_subset=config.test_subset
+            config.data,
+            config.data_root,
+            subset=config.subset,
+            test_subset=config.test_subset,
+            image_size=config.image_size,
         )
     state = None
     if resume and (folder / CHECKPOINT).exists():

@@ -64,8 +64,10 @@ def norm_relu_conv(
     conv = nn.Conv2d(
         in_channels, out_channels, kernel_size, padding=padding, groups=groups, bias=False
     )
-    if realloc == "all" or (realloc is not None and groups == 1):
-        reallocate = realloc == "all" or (realloc == "pointwise" and kernel_size == 1)
+    is_pointwise = kernel_size == 1
+    is_chosen = is_pointwise if realloc == "pointwise-only" else groups == 1
+    if realloc == "all" or (realloc is not None and is_chosen):
+        reallocate = realloc == "all" or (realloc != "none" and is_pointwise)
         source = BatchNormMean(norm, torch.relu)
         conv = SelectConv2d.from_conv(conv, reallocate=reallocate, mean=source)
     block = NormReluConv()

@@ -12,7 +12,7 @@ from selectconv.checks import check_choice, check_count
 Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 
 STEMS = ("cifar", "tiny", "imagenet")
-REALLOCS = ("pointwise", "all", "none")
+REALLOCS = ("pointwise", "all", "none", "pointwise-only")
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {}
 
 
@@ -75,7 +75,9 @@ def create_model(
         selective: build it with selective convs; the first conv stays plain.
         realloc: which selective convs re-allocate: 1x1 convs only ("pointwise", as the authors ran
             it), "all" of them (as the paper's text says), or "none" (compression). With "all" the
-            grouped convs of ResNeXt and CondenseNet are selective too; else they are plain.
+            grouped convs of ResNeXt and CondenseNet are selective too; else they are plain. With
+            "pointwise-only" 1x1 convs re-allocate and all others are plain: for a large gamma,
+            which would close more and more slots of convs that never re-open them.
         **kw: passed to the model's builder, such as `growth_rate` and `units` of DenseNets, `width`
             and `blocks` of ResNets.
 

@@ -1,0 +1,39 @@
+"""`selectconv report`: one self-contained page about runs."""
+
+import sys
+from pathlib import Path
+
+from jsonargparse import ArgumentParser, Namespace
+
+from selectconv.cli.errors import UsageError
+
+HELP = "write one page with the tables and figures of runs"
+
+
+def build_parser() -> ArgumentParser:
+    """Build the verb's parser."""
+    parser = ArgumentParser(description=HELP, exit_on_error=False)
+    parser.add_argument("dirs", type=str, nargs="+", help="run folders, or folders with runs")
+    parser.add_argument(
+        "--out", type=str, default="report.html", help="the page (default: report.html)"
+    )
+    return parser
+
+
+def run(options: Namespace) -> int:
+    """Write the page."""
+    from selectconv.report.build import build_report
+    from selectconv.report.collect import collect
+    from selectconv.train.records import write_text
+
+    found = collect([Path(folder) for folder in options.dirs])
+    if not found.runs:
+        raise UsageError("no finished run to report: " + " ".join(found.left_out))
+    for line in [*found.left_out, *found.notes]:
+        print(f"selectconv: {line}", file=sys.stderr)
+    page, _ = build_report(found)
+    out = Path(options.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, page)
+    print(f"{out}: {len(found.runs)} runs, {len(page) / 1e6:.1f} MB")
+    return 0

@@ -1,0 +1,154 @@
+"""`selectconv reproduce`: the runs behind a table of the paper, the table, and a report."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from jsonargparse import ArgumentParser, Namespace
+from rich.console import Console
+from rich.table import Table
+
+from selectconv.checks import check_choice, check_count
+from selectconv.cli.errors import UsageError
+from selectconv.errors import RunError
+from selectconv.reproduce.grid import TABLES, Grid, PlannedRun, load_grid
+from selectconv.reproduce.jobs import LOGS, RUNS, Outcome, find_state
+from selectconv.reproduce.local_engine import run_local
+
+HELP = "run what is behind a table of the paper, and fill it in"
+ENGINES = ("local", "ray")
+KINDS = {"jobs": "a whole number", "gpus_per_run": "a number", "out": "a folder"}
+
+
+def build_parser() -> ArgumentParser:
+    """Build the verb's parser."""
+    parser = ArgumentParser(description=HELP, exit_on_error=False)
+    parser.add_argument("table", type=str, help=f"one of {', '.join(TABLES)}")
+    parser.add_argument(
+        "--scale",
+        type=str,
+        default="smoke",
+        help="full (the paper), reduced (hours of a small machine) or smoke (minutes; default)",
+    )
+    parser.add_argument(
+        "--engine", type=str, default="local", help="local, or ray for a Ray cluster"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
+    parser.add_argument(
+        "--gpus-per-run", type=float | None, default=None, help="ray: GPUs of a run"
+    )
+    parser.add_argument(
+        "--out", type=str | None, default=None, help="folder (default: reproduce/TABLE-SCALE)"
+    )
+    parser.add_argument(
+        "--no-run", action="store_true", help="only the tables and the page of what is finished"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the grid, and stop")
+    return parser
+
+
+def run(options: Namespace) -> int:
+    """Run a grid; returns 1 if a run failed."""
+    grid = load_grid(options.table, options.scale)
+    check_choice("engine", options.engine, ENGINES)
+    check_count("jobs", options.jobs, 1)
+    out = Path(options.out or Path("reproduce") / f"{grid.table}-{grid.scale}")
+    console = Console(soft_wrap=True, highlight=False)
+    if options.engine == "ray":
+        from selectconv.reproduce.ray_engine import import_ray
+
+        try:
+            import_ray()
+        except RunError as error:
+            raise UsageError(str(error)) from error
+    try:
+        states = {run.name: find_state(run, out) for run in grid.runs}
+    except RunError as error:
+        raise UsageError(str(error)) from error
+    if options.dry_run:
+        show_plan(grid, states, out, options.jobs, console)
+        return 0
+    console.print(f"{grid.title}. {grid.note}")
+    console.print(f"{len(grid.runs)} runs, {list(states.values()).count('done')} done; {out}")
+    problems = {run.name: run.problem for run in grid.runs if run.problem is not None}
+    for name, problem in problems.items():
+        console.print(f"{name} cannot run: {problem}")
+    left = [run for run in grid.runs if states[run.name] in ("new", "resume")]
+    if options.no_run:
+        for path in write_report(grid, out, problems):
+            console.print(f"wrote {path}")
+        return 0
+    ended = 0
+
+    def tell(outcome: Outcome) -> None:
+        nonlocal ended
+        ended += 1
+        word = "done" if outcome.problem is None else f"failed: {outcome.problem}"
+        console.print(f"[{ended}/{len(left)}] {outcome.name} {word}", markup=False)
+        if outcome.problem is not None:
+            problems[outcome.name] = outcome.problem
+
+    launch(left, out, options, tell)
+    for path in write_report(grid, out, problems):
+        console.print(f"wrote {path}")
+    if problems:
+        named = ", ".join(problems)
+        raise RunError(
+            f"{len(problems)} of {len(grid.runs)} runs failed: {named}; the same command tries "
+            f"them again, and {out / LOGS} has what they said."
+        )
+    return 0
+
+
+def launch(
+    left: list[PlannedRun], out: Path, options: Namespace, tell: Callable[[Outcome], None]
+) -> None:
+    """Hand the runs that are left to the engine."""
+    if options.engine == "ray":
+        from selectconv.reproduce.ray_engine import run_ray
+
+        run_ray(left, out, options.jobs, tell, gpus_per_run=options.gpus_per_run)
+    else:
+        run_local(left, out, options.jobs, tell)
+
+
+def write_report(grid: Grid, out: Path, problems: Mapping[str, str | None]) -> list[Path]:
+    """Write the grid's tables and its page from what is finished."""
+    from selectconv.report.build import build_report, write_results
+    from selectconv.report.collect import collect
+
+    found = collect([out / RUNS])
+    done = {run.name for run in found.runs}
+    missing = [
+        (run.name, run.settings, problems.get(run.name) or "not finished")
+        for run in grid.runs
+        if run.name not in done
+    ]
+    page, tables = build_report(
+        found,
+        title=grid.title,
+        note=grid.note,
+        table=grid.table,
+        scale=grid.scale,
+        test=grid.test,
+        missing=missing,
+    )
+    return write_results(out, page, tables)
+
+
+def show_plan(grid: Grid, states: dict[str, str], out: Path, jobs: int, console: Console) -> None:
+    """Print the grid with the time that it will take."""
+    from selectconv.reproduce.duration import estimate_seconds
+    from selectconv.train.estimate import describe_duration
+
+    seconds = estimate_seconds(grid.runs)
+    table = Table("run", "state", "takes about", box=None)
+    for run in grid.runs:
+        takes = describe_duration(seconds[run.name]) if run.name in seconds else run.problem
+        table.add_row(run.name, states[run.name], takes)
+    console.print(f"{grid.title}. {grid.note}")
+    console.print(table)
+    left = sum(seconds[name] for name in seconds if states[name] != "done") / jobs
+    console.print(
+        f"{len(grid.runs)} runs into {out}, {jobs} at a time on this machine: "
+        f"about {describe_duration(left)}"
+    )

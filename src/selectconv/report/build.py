@@ -1,0 +1,122 @@
+"""The report: from folders to the page."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from selectconv.report.ablation_figures import (
+    draw_errors,
+    draw_losses,
+    draw_shift_counts,
+    median_run,
+)
+from selectconv.report.allocation_figures import describe, draw_history, draw_map, draw_shifts
+from selectconv.report.collect import Collection, Run
+from selectconv.report.damage_figures import draw_damage
+from selectconv.report.feature_figures import draw_pair, draw_top
+from selectconv.report.groups import Group, group_runs
+from selectconv.report.input_figures import draw_inputs
+from selectconv.report.network import load_trained
+from selectconv.report.page import Section, render_lines, render_page, render_runs
+from selectconv.report.plots import Figure
+from selectconv.report.tables import ResultTable, build_table, write_csv
+from selectconv.train.records import write_text
+
+_NUM_IMAGES = 512  # behind the histograms of hidden inputs
+_LEAD = (
+    "Runs of selectconv, the method of Training CNNs with Selective Allocation of Channels (Jeong "
+    "and Shin, ICML 2019). Every number comes from the runs' own files."
+)
+
+Missing = Iterable[tuple[str, Mapping[str, Any], str]]
+
+
+def build_report(
+    found: Collection,
+    *,
+    title: str = "selectconv: report of runs",
+    note: str = "",
+    table: str = "table1",
+    scale: str = "",
+    test: str = "",
+    missing: Missing = (),
+) -> tuple[str, list[ResultTable]]:
+    """Build the page and its tables.
+
+    Args:
+        found: the runs.
+        title: of the page.
+        note: what to know about the scale.
+        table: which figures of the paper stand beside the runs' own.
+        scale: of the grid; empty for runs that belong to none.
+        test: the statistical test that was named before the runs.
+        missing: name, settings and reason of planned runs that are not finished.
+    """
+    groups = group_runs(found.runs, missing)
+    tables = [build_table(group, table=table, scale=scale, test=test) for group in groups]
+    sections = [Section("Results", [result.to_html() for result in tables])]
+    for number, group in enumerate(groups):
+        runs = [run for row in group.rows.values() for run in row.runs.values()]
+        if runs:
+            sections.append(Section(group.title, [], draw_group(group, f"g{number}")))
+    sections.append(Section("Runs, and how to repeat them", [render_runs(found.runs)]))
+    if found.left_out:
+        sections.append(Section("Left out", [render_lines(found.left_out)]))
+    if found.notes:
+        sections.append(Section("Notes", [render_lines(found.notes)]))
+    return render_page(title, " ".join([_LEAD, note]).strip(), sections), tables
+
+
+def draw_group(group: Group, name: str) -> list[Figure]:
+    """Draw all figures of one comparison."""
+    figures = []
+    if len([row for row in group.rows.values() if row.runs]) > 1:
+        figures += [draw_errors(group, f"{name}-errors")]
+    figures.append(draw_losses(group, f"{name}-losses"))
+    shifts = draw_shift_counts(group, f"{name}-counts")
+    if shifts is not None:
+        figures.append(shifts)
+    run = choose_run(group)
+    if run is None:
+        return figures
+    figures += [draw_history(run, f"{name}-history"), draw_map(run, f"{name}-map")]
+    trained = load_trained(run, _NUM_IMAGES)
+    if isinstance(trained, str):
+        names = "learned shifts, feature maps, damage, distribution of hidden inputs"
+        figures.append(Figure(f"Not drawn: {names}", describe(run), problem=trained))
+        return figures
+    figures.append(draw_shifts(run, trained.model, f"{name}-shifts"))
+    figures.append(draw_pair(run, trained, f"{name}-pair"))
+    figures.append(draw_top(run, trained, f"{name}-top"))
+    figures.append(draw_damage(run, trained, f"{name}-damage"))
+    figures.append(draw_inputs(run, trained, f"{name}-inputs"))
+    return figures
+
+
+def choose_run(group: Group) -> Run | None:
+    """Choose whom to look at closely: of the method that moves most, the run of median error."""
+    for method in ("select", "zero", "random", "dealloc"):
+        runs = [
+            run
+            for row in group.rows.values()
+            if row.key.method == method
+            for run in row.runs.values()
+        ]
+        if runs:
+            with_weights = [run for run in runs if run.weights is not None]
+            return median_run(with_weights or runs)
+    return None
+
+
+def write_results(folder: Path, page: str, tables: list[ResultTable]) -> list[Path]:
+    """Write the page, and the tables as Markdown, CSV and HTML; returns the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = {
+        "report.html": page,
+        "tables.md": "\n".join(result.to_markdown() for result in tables),
+        "tables.csv": write_csv(tables),
+        "tables.html": "\n".join(result.to_html() for result in tables) + "\n",
+    }
+    for name, text in contents.items():
+        write_text(folder / name, text)
+    return [folder / name for name in contents]

@@ -1,0 +1,145 @@
+"""Which runs may stand in one comparison: same network, same data, same training."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from selectconv.report.collect import Run
+from selectconv.train.config import resolve
+
+# In the order of Section 3.3, with the paper's names.
+METHOD_NAMES = {
+    "plain": "plain",
+    "dealloc": "+D",
+    "zero": "+D+R zero",
+    "random": "+D+R random",
+    "shift": "+S",
+    "select": "+D+R zero+shift (select)",
+    "lgc": "LGC",
+    "slimming": "slimming",
+}
+# How channels are selected: differs between the rows of a comparison.
+_SELECTION = ("gamma", "top_k", "max_copies", "stop_at", "grace", "damage", "shift_weight_decay",
+              "target_macs", "target_params", "group_lasso", "bn_sparsity", "realloc")  # fmt: skip
+# What a result does not depend on, or not by intention.
+_ASIDE = ("method", "seed", "data_root", "device", "precision", "compile", "channels_last")
+
+
+@dataclass(frozen=True, order=True)
+class GroupKey:
+    """What the runs of a comparison share, as text that tells groups apart."""
+
+    model: str
+    data: str
+    rest: str
+
+
+@dataclass(frozen=True, order=True)
+class RowKey:
+    """A method with its way of selecting channels."""
+
+    rank: int
+    method: str
+    selection: str
+
+
+def keys_of(config: Mapping[str, Any]) -> tuple[GroupKey, RowKey]:
+    """Tell to which comparison, and to which of its rows, a run with these settings belongs."""
+    options = dict(config["model_options"])
+    selection = {"realloc": options.pop("realloc", None)}
+    selection |= {name: config[name] for name in _SELECTION if name in config}
+    rest = {
+        name: value
+        for name, value in config.items()
+        if name not in (*_SELECTION, *_ASIDE, "model", "data", "model_options")
+    }
+    rest["model_options"] = options
+    method = config["method"]
+    if method == "plain":
+        selection = {}
+    elif method == "shift":  # selects nothing
+        selection = {"realloc": selection["realloc"]}
+    names = list(METHOD_NAMES)
+    rank = names.index(method) if method in names else len(names)
+    return (
+        GroupKey(config["model"], config["data"], json.dumps(rest, sort_keys=True)),
+        RowKey(rank, method, json.dumps(selection, sort_keys=True)),
+    )
+
+
+@dataclass
+class Row:
+    """The runs of a method.
+
+    Attributes:
+        key: the method.
+        runs: the finished ones, by seed.
+        missing: why a run is not among them, by its name.
+    """
+
+    key: RowKey
+    runs: dict[int, Run]
+    missing: dict[str, str]
+
+
+@dataclass
+class Group:
+    """A comparison: methods that differ in nothing but the selection of channels."""
+
+    key: GroupKey
+    config: dict[str, Any]
+    rows: dict[RowKey, Row]
+
+    @property
+    def baseline(self) -> Row | None:
+        """Plain training or, for want of it, learned group convolution."""
+        for method in ("plain", "lgc"):
+            for row in self.rows.values():
+                if row.key.method == method and row.runs:
+                    return row
+        return None
+
+    @property
+    def title(self) -> str:
+        """Network, data and training, in words."""
+        config = self.config
+        options = {k: v for k, v in config["model_options"].items() if k != "realloc"}
+        words = [config["model"]]
+        if options:
+            words.append("(" + ", ".join(f"{k} {v}" for k, v in options.items()) + ")")
+        words.append(f"on {config['data']}")
+        if config["subset"]:
+            words.append(f"({config['subset']:,} images)")
+        if config["image_size"]:
+            words.append(f"at {config['image_size']}x{config['image_size']}")
+        return " ".join(words) + f", {config['epochs']} epochs"
+
+
+def group_runs(
+    runs: Iterable[Run], missing: Iterable[tuple[str, Mapping[str, Any], str]] = ()
+) -> list[Group]:
+    """Sort runs into comparisons.
+
+    Args:
+        runs: finished runs. Of two with the same settings the first is taken.
+        missing: name, settings and reason of planned runs that are not finished.
+    """
+    groups: dict[GroupKey, Group] = {}
+
+    def row_of(config: Mapping[str, Any]) -> Row:
+        group_key, row_key = keys_of(config)
+        group = groups.setdefault(group_key, Group(group_key, dict(config), {}))
+        return group.rows.setdefault(row_key, Row(row_key, {}, {}))
+
+    for run in runs:
+        row_of(run.config.to_dict()).runs.setdefault(run.config.seed, run)
+    for name, settings, reason in missing:
+        config = resolve(
+            {**settings, "method": "plain"}
+        ).to_dict()  # a method we lack has a row too
+        row_of({**config, "method": settings["method"]}).missing[name] = reason
+    ordered = sorted(groups.values(), key=lambda group: group.key)
+    for group in ordered:
+        group.rows = dict(sorted(group.rows.items()))
+    return ordered

@@ -1,0 +1,98 @@
+"""Figures as SVG that take the colours of the page: one drawing for the light and the dark theme.
+
+Ink, grid and paper are drawn in marker colours, which become CSS variables in the SVG's text.
+"""
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+_INK, _GRID, _PAPER = "#010203", "#c0c1c2", "#fdfcfb"
+_VARIABLES = {_INK: "currentColor", _GRID: "var(--grid)", _PAPER: "var(--paper)"}
+INK, GRID, PAPER = _INK, _GRID, _PAPER
+
+# Of equal lightness, so that each reads on white and on black; the paper's magenta for `select`.
+COLOURS = {
+    "plain": "#7f8c99",
+    "dealloc": "#3f8fd2",
+    "zero": "#2fa37c",
+    "random": "#b58a2a",
+    "shift": "#8f7be0",
+    "select": "#d6459b",
+    "lgc": "#c9603f",
+    "slimming": "#5f9ea0",
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the page.
+
+    Attributes:
+        title: a few words.
+        caption: what is seen, where it stands in the paper, and how many runs are behind it.
+        body: HTML or SVG; empty where it could not be drawn.
+        problem: why it could not be drawn.
+    """
+
+    title: str
+    caption: str
+    body: str = ""
+    problem: str = ""
+
+
+@contextmanager
+def drawing() -> Iterator[Any]:
+    """Lend matplotlib's pyplot, set up for the page; nothing of it stays."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        from selectconv.errors import RunError
+
+        raise RunError("figures need matplotlib: pip install 'selectconv[train]'.") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    style: Any = {
+        "svg.fonttype": "none",
+        "font.family": "sans-serif",
+        "font.size": 10,
+        "figure.facecolor": "none",
+        "axes.facecolor": "none",
+        "savefig.facecolor": "none",
+        "axes.edgecolor": _INK,
+        "axes.labelcolor": _INK,
+        "axes.titlecolor": _INK,
+        "axes.titlesize": 10,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "text.color": _INK,
+        "xtick.color": _INK,
+        "ytick.color": _INK,
+        "grid.color": _GRID,
+        "legend.frameon": False,
+    }
+    with matplotlib.rc_context(style):
+        try:
+            yield pyplot
+        finally:
+            pyplot.close("all")
+
+
+def to_svg(figure: Any, name: str) -> str:
+    """Turn a figure of matplotlib into SVG for a page: themed, and with ids of its own."""
+    import matplotlib
+
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    for colour, variable in _VARIABLES.items():
+        text = text.replace(colour, variable)
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r'(href="|url\()#', rf"\1#{name}-", text)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{name}" ', 1)

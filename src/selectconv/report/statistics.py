@@ -1,0 +1,97 @@
+"""What a table says about several seeds: mean, deviation, relative change, a paired test."""
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+Question = TypeVar("Question", bound=Hashable)
+
+LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean and sample standard deviation; `std` is NaN for a single value."""
+
+    n: int
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A method against a baseline, paired by seed.
+
+    Attributes:
+        n: common seeds.
+        change: of the mean, in per cent of the baseline's mean; negative is better.
+        low: lower end of its 95 % interval.
+        high: upper end.
+        p: of the two-sided paired t-test.
+    """
+
+    n: int
+    change: float
+    low: float
+    high: float
+    p: float
+
+
+def summarize(values: Sequence[float]) -> Summary:
+    """Compute mean and sample standard deviation.
+
+    Example:
+        >>> summarize([1.0, 2.0, 3.0])
+        Summary(n=3, mean=2.0, std=1.0)
+    """
+    n = len(values)
+    mean = sum(values) / n
+    if n == 1:
+        return Summary(1, mean, math.nan)
+    return Summary(n, mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1)))
+
+
+def compare(baseline: Mapping[int, float], other: Mapping[int, float]) -> Comparison | None:
+    """Compare errors by seed; None with fewer than two common seeds.
+
+    The interval is that of the mean difference (Student's t), in per cent of the baseline's mean,
+    which is taken as exact.
+
+    Example:
+        >>> result = compare({0: 10.0, 1: 11.0, 2: 12.0}, {0: 9.0, 1: 10.5, 2: 10.5})
+        >>> round(result.change, 2), round(result.p, 4)
+        (-9.09, 0.0742)
+    """
+    from scipy import stats  # type: ignore[import-untyped]
+
+    seeds = sorted(set(baseline) & set(other))
+    if len(seeds) < 2:
+        return None
+    differences = summarize([other[seed] - baseline[seed] for seed in seeds])
+    base = summarize([baseline[seed] for seed in seeds]).mean
+    error = differences.std / math.sqrt(differences.n)
+    reach = float(stats.t.ppf(1 - LEVEL / 2, differences.n - 1)) * error
+    if error == 0:
+        p = 1.0 if differences.mean == 0 else 0.0
+    else:
+        p = 2 * float(stats.t.sf(abs(differences.mean) / error, differences.n - 1))
+    scale = 100 / base if base else math.nan
+    low, high = differences.mean - reach, differences.mean + reach
+    return Comparison(differences.n, scale * differences.mean, scale * low, scale * high, p)
+
+
+def correct_holm(p_values: Mapping[Question, float]) -> dict[Question, float]:
+    """Adjust the p-values of several questions by Holm's method.
+
+    Example:
+        >>> correct_holm({"a": 0.01, "b": 0.04, "c": 0.03})
+        {'a': 0.03, 'b': 0.06, 'c': 0.06}
+    """
+    adjusted: dict[Question, float] = {}
+    largest = 0.0
+    ordered = sorted(p_values, key=lambda name: p_values[name])
+    for rank, name in enumerate(ordered):
+        largest = max(largest, min(1.0, (len(ordered) - rank) * p_values[name]))
+        adjusted[name] = largest
+    return {name: adjusted[name] for name in p_values}

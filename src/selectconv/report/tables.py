@@ -1,0 +1,207 @@
+"""Tables of runs beside the paper's figures, as Markdown, CSV and HTML."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from selectconv.report.findings import state_findings
+from selectconv.report.groups import METHOD_NAMES, Group, Row, RowKey
+from selectconv.report.size import measure_size
+from selectconv.report.statistics import Comparison, compare, correct_holm, summarize
+
+HEADER = (
+    "method", "n", "params", "MACs", "test error %, last epoch", "best epoch", "change",
+    "95 % interval", "p", "slots moved", "slots closed", "paper: error %", "paper: change",
+    "missing",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """A table that is ready to be written.
+
+    Attributes:
+        title: what it is about.
+        caption: scale, n, test, and how to read it.
+        rows: cells as text, under `HEADER`.
+        findings: what it shows, in sentences.
+    """
+
+    title: str
+    caption: str
+    rows: list[tuple[str, ...]]
+    findings: list[str]
+
+    def to_markdown(self) -> str:
+        """Write it as Markdown."""
+        lines = [f"**{self.title}**", "", "| " + " | ".join(HEADER) + " |"]
+        lines.append("|" + "---|" * len(HEADER))
+        lines += [
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self.rows
+        ]
+        found = [f"- {finding}" for finding in self.findings]
+        return "\n".join([*lines, "", *found, "", self.caption, ""])
+
+    def to_html(self) -> str:
+        """Write it as HTML."""
+        head = "".join(f"<th>{escape(name)}</th>" for name in HEADER)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+            for row in self.rows
+        )
+        found = "".join(f"<li>{escape(finding)}</li>" for finding in self.findings)
+        return (
+            f'<figure class="table"><figcaption><b>{escape(self.title)}</b> {escape(self.caption)}'
+            f'</figcaption><div class="scroll"><table><thead><tr>{head}</tr></thead>'
+            f"<tbody>{body}</tbody></table></div><ul>{found}</ul></figure>"
+        )
+
+
+def write_csv(tables: Sequence[ResultTable]) -> str:
+    """Write tables as one CSV with a column for the title."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("table", *HEADER))
+    for table in tables:
+        writer.writerows((table.title, *row) for row in table.rows)
+    return text.getvalue()
+
+
+@cache
+def paper_figures() -> dict[str, Any]:
+    """Read the figures that the paper prints: table -> model -> data -> method."""
+    text = (files("selectconv.report") / "paper.yaml").read_text(encoding="utf-8")
+    content: dict[str, Any] = yaml.safe_load(text)
+    return content
+
+
+def build_table(
+    group: Group, *, table: str = "table1", scale: str = "", test: str = ""
+) -> ResultTable:
+    """Build the table of one comparison.
+
+    Args:
+        group: its runs.
+        table: where the paper's figures stand: a key of `paper.yaml`.
+        scale: of the grid; empty for runs that belong to none.
+        test: the statistical test as named before the runs; empty: say what was done.
+    """
+    quoted = paper_figures().get(table, {}).get(group.key.model, {}).get(group.key.data, {})
+    comparisons = _compare_rows(group)
+    adjusted = _adjust(comparisons)
+    rows: list[tuple[str, ...]] = []
+    for key, row in group.rows.items():
+        paper = quoted.get(key.method, {})
+        rows.append(
+            (
+                _method_name(row),
+                str(len(row.runs)),
+                *_sizes(row),
+                *_errors(row),
+                *_change(comparisons.get(key), adjusted.get(key)),
+                *_slots(row),
+                paper.get("error", "not printed"),
+                paper.get("change", ""),
+                "; ".join(f"{name}: {reason}" for name, reason in row.missing.items()),
+            )
+        )
+    counts = sorted({len(row.runs) for row in group.rows.values()})
+    n = f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
+    words = [f"Scale: {scale}." if scale else "", f"{n} seeds: mean ± sample standard deviation."]
+    words.append(
+        "Error of the last epoch; the best epoch was chosen on the test set. Change: of the mean "
+        "over common seeds, relative to the baseline's."
+    )
+    words.append(test or "p: two-sided paired t-test, paired by seed.")
+    words.append("p of the second questions is Holm's." if len(adjusted) > 1 else "")
+    words.append("Paper: quoted as printed, for its own networks, images and epochs.")
+    return ResultTable(
+        group.title, " ".join(word for word in words if word), rows, state_findings(group)
+    )
+
+
+def _method_name(row: Row) -> str:
+    return METHOD_NAMES.get(row.key.method, row.key.method) + _selection_words(row)
+
+
+def _selection_words(row: Row) -> str:
+    selection: Mapping[str, Any] = json.loads(row.key.selection)
+    words = [f"{name} {selection[name]:g}" for name in ("gamma", "grace") if selection.get(name)]
+    return f" [{', '.join(words)}]" if words else ""
+
+
+def _compare_rows(group: Group) -> dict[RowKey, Comparison]:
+    baseline = group.baseline
+    if baseline is None:
+        return {}
+    base = {seed: run.error for seed, run in baseline.runs.items()}
+    results = {}
+    for key, row in group.rows.items():
+        if row is baseline:
+            continue
+        result = compare(base, {seed: run.error for seed, run in row.runs.items()})
+        if result is not None:
+            results[key] = result
+    return results
+
+
+def _adjust(comparisons: Mapping[RowKey, Comparison]) -> dict[RowKey, float]:
+    # The first question is select against the baseline; the others are corrected for their number.
+    second = {key: result.p for key, result in comparisons.items() if key.method != "select"}
+    return correct_holm(second)
+
+
+def _sizes(row: Row) -> tuple[str, str]:
+    if not row.runs:
+        return "", ""
+    measured = [measure_size(run) for run in row.runs.values()]
+    sizes = [size for size in measured if size is not None]
+    if not sizes:
+        return "not in the log", "not in the log"
+    params = summarize([size.params for size in sizes]).mean
+    macs = summarize([size.macs for size in sizes]).mean
+    return f"{params:,.0f}", f"{macs / 1e6:,.2f}M"
+
+
+def _errors(row: Row) -> tuple[str, str]:
+    if not row.runs:
+        return "no finished run", ""
+    texts = []
+    for values in (
+        [run.error for run in row.runs.values()],
+        [run.best_error for run in row.runs.values()],
+    ):
+        summary = summarize(values)
+        spread = "" if math.isnan(summary.std) else f" ± {summary.std:.2f}"
+        texts.append(f"{summary.mean:.2f}{spread}")
+    return texts[0], texts[1]
+
+
+def _change(result: Comparison | None, adjusted: float | None) -> tuple[str, str, str]:
+    if result is None:
+        return "", "", ""
+    p = result.p if adjusted is None else adjusted
+    return (
+        f"{result.change:+.2f} %",
+        f"{result.low:+.2f} to {result.high:+.2f} %",
+        "< 0.0001" if p < 1e-4 else f"{p:.4f}",
+    )
+
+
+def _slots(row: Row) -> tuple[str, str]:
+    if not row.runs:
+        return "", ""
+    moved, closed = (
+        summarize([float(run.metrics[-1][name]) for run in row.runs.values()]).mean
+        for name in ("moved", "closed")
+    )
+    return f"{moved:.0f}", f"{closed:.0f}"

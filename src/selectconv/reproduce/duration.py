@@ -1,0 +1,42 @@
+"""About how long a grid takes, from some timed steps of each of its networks."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from selectconv.cost import count_macs
+from selectconv.data.registry import dataset_info
+from selectconv.reproduce.grid import PlannedRun
+from selectconv.train.config import TrainConfig
+from selectconv.train.estimate import seconds_per_image
+from selectconv.train.loop import build_model
+
+# Testing computes forward only, about a third of a training step.
+_TEST_SHARE = 1 / 3
+
+
+def estimate_seconds(runs: Iterable[PlannedRun]) -> dict[str, float]:
+    """Estimate each run's seconds from steps timed now; by name, without runs that cannot run.
+
+    A network is timed once, plain and selective; other images of it are reckoned by their
+    multiply-adds. Shifts cost more once slots have moved, which a fresh network does not show.
+    """
+    timed: dict[tuple[str, str, bool], float] = {}  # seconds per multiply-add
+    estimates = {}
+    for run in runs:
+        if run.problem is not None:
+            continue
+        config = run.config
+        info = dataset_info(config.data, config.image_size)
+        macs = count_macs(build_model(replace(config, method="plain"), info), info.shape)
+        key = (config.model, str(config.model_options), config.is_selective)
+        if key not in timed:
+            timed[key] = seconds_per_image(config, info) / macs
+        estimates[run.name] = timed[key] * macs * _count_images(config)
+    return estimates
+
+
+def _count_images(config: TrainConfig) -> float:
+    info = dataset_info(config.data)
+    train = config.subset or info.num_train
+    test = config.test_subset or info.num_test
+    return config.epochs * (train + _TEST_SHARE * test)

@@ -1,0 +1,44 @@
+"""The engine for one machine: some runs at a time, each in its own process."""
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from selectconv.reproduce.grid import PlannedRun
+from selectconv.reproduce.jobs import Outcome, conclude, start
+
+_POLL_S = 0.2
+
+
+def run_local(
+    runs: Sequence[PlannedRun], out: Path, jobs: int, report: Callable[[Outcome], None]
+) -> None:
+    """Run them all, `jobs` at a time.
+
+    Args:
+        runs: what is left to do.
+        out: folder of the grid.
+        jobs: processes at a time; the cores are shared out among them.
+        report: is told of each run that ended.
+    """
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    environment = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads)}
+    waiting = list(runs)
+    running: list[tuple[PlannedRun, subprocess.Popen[bytes]]] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                run = waiting.pop(0)
+                running.append((run, start(run, out, environment)))
+            time.sleep(_POLL_S)
+            for run, process in list(running):
+                if process.poll() is not None:
+                    running.remove((run, process))
+                    report(conclude(run, out, process.returncode))
+    finally:
+        for _, process in running:  # interrupted: the runs can be resumed
+            process.terminate()
+        for _, process in running:
+            process.wait()

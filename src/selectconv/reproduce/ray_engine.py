@@ -1,0 +1,92 @@
+"""The engine for a Ray cluster: Ray places the runs and starts them again where a worker died.
+
+The folder of the grid must be one that every node sees.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from selectconv.errors import RunError
+from selectconv.reproduce.grid import PlannedRun
+from selectconv.reproduce.jobs import Outcome, conclude, start
+
+# How often a run is started again whose worker or node died; it resumes each time.
+_RETRIES = 5
+
+
+def run_ray(
+    runs: Sequence[PlannedRun],
+    out: Path,
+    jobs: int,
+    report: Callable[[Outcome], None],
+    *,
+    gpus_per_run: float | None = None,
+) -> None:
+    """Run them all on the cluster of `RAY_ADDRESS`, or on a Ray of this machine.
+
+    Args:
+        runs: what is left to do.
+        out: folder of the grid, which every node sees.
+        jobs: runs at a time.
+        report: is told of each run that ended.
+        gpus_per_run: GPUs that Ray reserves for a run. None: one if the cluster has any.
+
+    Raises:
+        RunError: Ray is not installed, or the cluster has fewer GPUs than a run wants.
+    """
+    ray = import_ray()
+    is_own = not ray.is_initialized()
+    if is_own:
+        local = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": jobs}
+        ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False, **local)
+    try:
+        gpus = float(ray.cluster_resources().get("GPU", 0))
+        wanted = min(1.0, gpus) if gpus_per_run is None else gpus_per_run
+        if wanted > gpus:
+            raise RunError(f"a run wants {wanted:g} GPUs; the cluster has {gpus:g}.")
+        task = ray.remote(num_cpus=1, num_gpus=wanted, max_retries=_RETRIES)(_run_one)
+        waiting, running = list(runs), dict[Any, PlannedRun]()
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                run = waiting.pop(0)
+                reference = task.options(name=run.name).remote(asdict(run), str(out.absolute()))
+                running[reference] = run
+            for reference in ray.wait(list(running))[0]:
+                run = running.pop(reference)
+                report(_result(ray, reference, run))
+    finally:
+        if is_own:
+            ray.shutdown()
+
+
+def import_ray() -> Any:
+    """Return the package, whose types are partly missing.
+
+    Raises:
+        RunError: it is not installed.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise RunError(
+            "`--engine ray` needs Ray: pip install 'selectconv[ray]', or take --engine local."
+        ) from error
+    return ray
+
+
+def _run_one(run: dict[str, Any], out: str) -> dict[str, Any]:
+    # Runs in a worker: a process of its own still, so that a crash takes no worker with it.
+    planned = PlannedRun(**run)
+    environment = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
+    process = start(planned, Path(out), environment)
+    return asdict(conclude(planned, Path(out), process.wait()))
+
+
+def _result(ray: Any, reference: Any, run: PlannedRun) -> Outcome:
+    try:
+        return Outcome(**ray.get(reference))
+    except ray.exceptions.RayError as error:
+        return Outcome(run.name, f"Ray gave up: {str(error).strip().splitlines()[0]}")

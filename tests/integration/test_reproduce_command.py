@@ -1,0 +1,155 @@
+"""`selectconv reproduce` and `selectconv report` as users call them."""
+
+import csv
+import sys
+
+import pytest
+
+from fake_runs import write_run
+from selectconv.cli import reproduce
+from selectconv.cli.main import main
+from selectconv.reproduce import jobs
+from selectconv.reproduce.grid import Grid, PlannedRun
+
+SETTINGS = {
+    "data": "digits",
+    "epochs": 2,
+    "subset": 64,
+    "test_subset": 40,
+    "batch_size": 32,
+    "gamma": 0.2,
+    "grace": 1,
+    "seed": 0,
+    "device": "cpu",
+    "model_options": {"growth_rate": 4, "units": [1, 1]},
+}
+
+
+@pytest.fixture
+def grid(monkeypatch, tmp_path):
+    """A grid of two runs that work, one that fails and one that cannot run."""
+    runs = (
+        PlannedRun("p", {**SETTINGS, "method": "plain"}),
+        PlannedRun("s", {**SETTINGS, "method": "select"}),
+        PlannedRun(
+            "f", {**SETTINGS, "method": "zero", "data_root": str(tmp_path), "data": "cifar10"}
+        ),
+        PlannedRun("n", {**SETTINGS, "method": "magic"}, "`method` must be one of plain, ..."),
+    )
+    made = Grid("ablation", "smoke", "A title", "A note.", "A paired test.", runs)
+    monkeypatch.setattr(reproduce, "load_grid", lambda table, scale: made)
+    return made
+
+
+def test_a_grid_is_run_once_reported_and_its_failures_named(grid, tmp_path, monkeypatch, capfd):
+    out = tmp_path / "out"
+    words = ["reproduce", "ablation", "--jobs", "2", "--out", str(out)]
+    assert main(words) == 1
+    shown = capfd.readouterr()
+    assert "f failed: No cifar10 in" in shown.out
+    assert "n cannot run: `method` must be one of" in shown.out
+    assert "2 of 4 runs failed: n, f;" in shown.err
+
+    page = (out / "report.html").read_text()
+    assert "A title" in page
+    assert "No cifar10 in" in page
+    with (out / "tables.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    by_method = {row["method"].partition(" [")[0]: row for row in rows}
+    assert by_method["plain"]["n"] == "1"
+    assert by_method["magic"]["test error %, last epoch"] == "no finished run"
+    assert by_method["magic"]["missing"].startswith("n: `method` must be")
+    assert "Scale: smoke." in (out / "tables.md").read_text()
+    assert (out / "tables.html").read_text().startswith("<figure")
+
+    # The second time only what failed is tried again.
+    started = []
+    before = jobs.start
+    monkeypatch.setattr(
+        "selectconv.reproduce.local_engine.start",
+        lambda run, *rest: started.append(run.name) or before(run, *rest),
+    )
+    assert main(words) == 1
+    assert started == ["f"]
+    assert "4 runs, 2 done" in capfd.readouterr().out
+
+
+def test_a_folder_with_another_run_is_refused(grid, tmp_path, capsys):
+    write_run(tmp_path / "runs" / "p", method="plain")
+    assert main(["reproduce", "ablation", "--out", str(tmp_path)]) == 2
+    assert "holds a run with" in capsys.readouterr().err
+
+
+def test_a_dry_run_prints_the_grid_and_touches_nothing(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["reproduce", "ablation", "--dry-run", "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "densenet40-digits-select-1" in shown
+    assert "12 runs into" in shown
+    assert "about" in shown
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tabel1"], "Did you mean 'table1'"),
+        (["table1", "--scale", "ful"], "Did you mean 'full'"),
+        (["table1", "--engine", "raye"], "Did you mean 'ray'"),
+        (["table1", "--jobs", "0"], "`jobs` must be at least 1"),
+        (["table1", "--jobs", "two"], "`jobs` must be a whole number"),
+    ],
+)
+def test_wrong_words_are_named(words, message, capsys):
+    assert main(["reproduce", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_report_names_what_it_leaves_out(tmp_path, capsys):
+    write_run(tmp_path / "good", method="select")
+    incomplete = write_run(tmp_path / "half", method="plain")
+    lines = (incomplete / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (incomplete / "metrics.jsonl").write_text("".join(lines[:3]))
+    (incomplete / "status.json").write_text('{"status": "running"}')
+    foreign = write_run(tmp_path / "foreign", method="plain")
+    (foreign / "config.yaml").write_text("model: densenet40\nwarp: 9\n")
+    (tmp_path / "nothing").mkdir()
+    folders = [str(tmp_path / name) for name in ("good", "half", "foreign", "nothing", "absent")]
+    page = tmp_path / "deep" / "page.html"
+    assert main(["report", *folders, "--out", str(page)]) == 0
+    shown = capsys.readouterr()
+    assert "1 runs" in shown.out
+    for place, word in (
+        ("half", "incomplete: it is 'running' and has 3 of 6 epochs"),
+        ("foreign", "its settings are not those of this version"),
+        ("nothing", "is not a run and has none below it"),
+        ("absent", "there is no such folder"),
+    ):
+        [line] = [line for line in shown.err.splitlines() if f"/{place}:" in line]
+        assert word in line
+        assert word.replace("'", "&#x27;") in page.read_text()
+    assert "selectconv train --config" in page.read_text()
+
+
+def test_no_valid_run_is_an_error(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert main(["report", str(tmp_path / "empty"), "--out", str(tmp_path / "r.html")]) == 2
+    assert "no finished run to report" in capsys.readouterr().err
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_without_ray_the_extra_is_named(grid, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    words = ["reproduce", "ablation", "--engine", "ray", "--out", str(tmp_path / "out")]
+    assert main(words) == 2
+    assert "pip install 'selectconv[ray]'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_finished_can_be_reported_without_running_the_rest(grid, tmp_path, capsys):
+    write_run(tmp_path / "runs" / "p", **grid.runs[0].settings)
+    assert main(["reproduce", "ablation", "--no-run", "--out", str(tmp_path)]) == 0
+    assert "4 runs, 1 done" in capsys.readouterr().out
+    rows = (tmp_path / "tables.csv").read_text()
+    assert "s: not finished" in rows
+    assert not (tmp_path / "logs").exists()

@@ -1,0 +1,196 @@
+"""Which runs stand in one table, and what its cells say."""
+
+import json
+import math
+
+import pytest
+from safetensors.torch import load_file
+
+import selectconv as sc
+from fake_runs import SETTINGS, write_run
+from selectconv.cost import count_macs, count_params
+from selectconv.data.registry import dataset_info
+from selectconv.report.collect import collect, read_run
+from selectconv.report.groups import group_runs
+from selectconv.report.replay import CLOSED, MOVED, OWN, replay
+from selectconv.report.size import measure_size
+from selectconv.report.tables import HEADER, build_table, paper_figures
+from selectconv.train.config import resolve
+from selectconv.train.loop import build_model
+
+
+def cells(table, method):
+    [row] = [row for row in table.rows if row[0].startswith(method)]
+    return dict(zip(HEADER, row, strict=True))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    for seed, (plain, select) in enumerate([(20.0, 18.0), (22.0, 19.0), (21.0, 20.0)]):
+        write_run(folder / f"p{seed}", method="plain", seed=seed, error=plain)
+        write_run(folder / f"s{seed}", method="select", seed=seed, error=select)
+    return folder
+
+
+def test_mean_deviation_change_and_test(folder):
+    [group] = group_runs(collect([folder]).runs)
+    table = build_table(group, scale="smoke", test="A test.")
+    plain, select = cells(table, "plain"), cells(table, "+D+R zero+shift")
+    assert plain["test error %, last epoch"] == "21.00 ± 1.00"
+    assert select["test error %, last epoch"] == "19.00 ± 1.00"
+    assert select["change"] == "-9.52 %"
+    # By hand: differences -2, -3, -1; their mean over their standard error is -2 sqrt(3).
+    assert select["p"] == "0.0742"
+    assert select["95 % interval"] == "-21.35 to +2.31 %"
+    assert (plain["change"], plain["p"]) == ("", "")
+    for word in ("Scale: smoke.", "n = 3 seeds", "A test.", "quoted"):
+        assert word in table.caption
+
+
+@pytest.mark.parametrize(
+    "other", [{"data": "fashion-mnist"}, {"subset": 90}, {"image_size": 4}, {"epochs": 5}]
+)
+def test_runs_with_different_data_or_training_are_kept_apart(tmp_path, other):
+    write_run(tmp_path / "a", method="plain")
+    write_run(tmp_path / "b", method="select", **other)
+    groups = group_runs(collect([tmp_path]).runs)
+    assert len(groups) == 2
+    assert all(len(group.rows) == 1 for group in groups)
+
+
+def test_ways_of_selecting_are_rows_of_one_table(tmp_path):
+    write_run(tmp_path / "a", method="plain", gamma=0.5)  # which plain training does not use
+    write_run(tmp_path / "b", method="select", gamma=0.3)
+    write_run(tmp_path / "c", method="select", gamma=0.2)
+    [group] = group_runs(collect([tmp_path]).runs)
+    names = [row[0] for row in build_table(group).rows]
+    assert names == [
+        "plain",
+        "+D+R zero+shift (select) [gamma 0.2, grace 1]",
+        "+D+R zero+shift (select) [gamma 0.3, grace 1]",
+    ]
+
+
+def test_second_questions_are_corrected(tmp_path):
+    errors = {
+        "plain": (20.0, 22.0),
+        "zero": (19.0, 20.5),
+        "random": (19.0, 20.8),
+        "select": (19.0, 20.5),
+    }
+    for method, values in errors.items():
+        for seed, error in enumerate(values):
+            write_run(tmp_path / f"{method}{seed}", method=method, seed=seed, error=error)
+    [group] = group_runs(collect([tmp_path]).runs)
+    table = build_table(group)
+    # With one degree of freedom p is 2 atan(1 / t) / pi; t is 5 for zero and select, 11 for random.
+    five, eleven = (2 * math.atan(1 / t) / math.pi for t in (5, 11))
+    assert cells(table, "+D+R zero+shift")["p"] == f"{five:.4f}"
+    assert cells(table, "+D+R random")["p"] == f"{2 * eleven:.4f}"
+    assert cells(table, "+D+R zero [")["p"] == f"{five:.4f}"
+    assert "Holm" in table.caption
+
+
+def test_the_paper_s_figures_are_those_of_its_network_and_data():
+    quoted = paper_figures()
+    assert quoted["table1"]["densenet40"]["cifar10"]["select"] == {
+        "error": "6.09±0.10",
+        "change": "-8.01%",
+    }
+    assert quoted["table2"]["condensenet182"]["cifar10"]["dealloc"]["params"] == "3.24M"
+    models = set(sc.list_models())
+    for table in quoted.values():
+        assert set(table) <= models
+    # Relative changes as printed, against the printed means: CIFAR-10 has two decimals.
+    for model in quoted["table1"].values():
+        plain, select = (
+            float(model["cifar10"][m]["error"].split("±")[0]) for m in ("plain", "select")
+        )
+        assert 100 * (select / plain - 1) == pytest.approx(
+            float(model["cifar10"]["select"]["change"][:-1]), abs=0.02
+        )
+
+
+def test_missing_runs_have_a_row_with_the_reason(folder):
+    planned = {**SETTINGS, "method": "zero", "seed": 0}
+    [group] = group_runs(collect([folder]).runs, [("z0", planned, "no disk left")])
+    row = cells(build_table(group), "+D+R zero [")
+    assert (row["n"], row["missing"]) == ("0", "z0: no disk left")
+    assert row["test error %, last epoch"] == "no finished run"
+
+
+def test_markdown_csv_and_html_have_the_same_cells(folder):
+    [group] = group_runs(collect([folder]).runs)
+    table = build_table(group)
+    markdown, html = table.to_markdown(), table.to_html()
+    for row in table.rows:
+        assert "| " + " | ".join(row) + " |" in markdown
+        assert all(f"<td>{cell}</td>" in html for cell in row)
+
+
+def test_replay_ends_where_the_network_ended(tmp_path):
+    run = read_run(write_run(tmp_path / "a", method="select", weights=True))
+    state = load_file(run.weights)
+    layers = replay(run)
+    assert sum(layer.states[-1].count(MOVED) for layer in layers) == run.metrics[-1]["moved"] > 0
+    assert sum(layer.states[-1].count(CLOSED) for layer in layers) == run.metrics[-1]["closed"] > 0
+    for layer in layers:
+        assert layer.source == state[f"{layer.name}.index"].tolist()
+        for slot, last in enumerate(layer.states[-1]):
+            is_open = bool(state[f"{layer.name}.gate"][slot])
+            is_moved = bool(state[f"{layer.name}.moved"][slot])
+            assert last == (CLOSED if not is_open else MOVED if is_moved else OWN)
+
+
+def test_a_log_of_another_network_is_refused(tmp_path):
+    path = write_run(tmp_path / "a", method="select")
+    row = {"epoch": 0, "layers": {"head.conv": {"closed": [1], "opened": []}}}
+    (path / "allocation.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(ValueError, match=r"has no layer 'head.conv'"):
+        replay(read_run(path))
+
+
+def test_closed_slots_do_not_count(tmp_path):
+    plain = build_model(resolve({**SETTINGS, "method": "plain"}), dataset_info("digits"))
+    whole = count_params(plain), count_macs(plain, (1, 8, 8))
+    size = measure_size(read_run(write_run(tmp_path / "p", method="plain")))
+    assert (size.params, size.macs) == whole
+    run = read_run(write_run(tmp_path / "d", method="dealloc", gamma=0.3))
+    # Independently: one block at 8x8, one at 4x4; 1x1 convs give 16 outputs, 3x3 convs 4 outputs.
+    params = macs = 0
+    for layer in replay(run):
+        closed = layer.states[-1].count(CLOSED)
+        cost = closed * (16 if "pointwise" in layer.name else 4 * 9)
+        params += cost
+        macs += cost * (64 if layer.name.startswith("blocks.0") else 16)
+    assert params > 0
+    size = measure_size(run)
+    assert (size.params, size.macs) == (whole[0] - params, whole[1] - macs)
+
+
+def test_findings_say_what_the_runs_show(folder, tmp_path):
+    [group] = group_runs(collect([folder]).runs)
+    [finding] = build_table(group).findings
+    assert "against plain, 3 seeds: test error 21.00 % to 19.00 %" in finding
+    assert finding.endswith("p = 0.0742: no difference at the level of 0.05.")
+    for seed, error in enumerate((20.0, 22.0, 21.0)):
+        write_run(tmp_path / f"p{seed}", method="plain", seed=seed, error=error)
+        write_run(tmp_path / f"s{seed}", method="select", seed=seed, error=error + 1 + seed / 10)
+        write_run(tmp_path / f"h{seed}", method="shift", seed=seed, error=error - 1 - seed / 10)
+    [group] = group_runs(collect([tmp_path]).runs)
+    first, second, third = build_table(group).findings
+    assert first.endswith(": higher at the level of 0.05.")
+    assert second.startswith("+S against plain")
+    assert second.endswith(": lower at the level of 0.05.")
+    assert third.startswith(
+        "Not among the questions named beforehand: +D+R zero+shift (select) against +S"
+    )
+
+
+def test_without_a_baseline_nothing_is_compared(tmp_path):
+    write_run(tmp_path / "s", method="select")
+    [group] = group_runs(collect([tmp_path]).runs)
+    assert build_table(group).findings == [
+        "There is no finished run of the baseline: nothing can be compared."
+    ]

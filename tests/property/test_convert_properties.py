@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -158,6 +159,7 @@ def networks(draw):
     return model
 
 
+@pytest.mark.timeout(300)  # 23 s of CPU; a busy machine takes several times as long
 @settings(max_examples=max(200, settings.default.max_examples))
 @given(
     model=networks(),

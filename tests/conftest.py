@@ -1,6 +1,7 @@
 """Settings of the whole suite: every test starts from the same state and leaves it as it was."""
 
 import os
+import signal
 
 # oneDNN picks AMX kernels for bfloat16 that die on some machines; set before its first operation.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -29,7 +30,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True)
 def _same_state_for_every_test():
-    environment = dict(os.environ)
+    environment, on_term = dict(os.environ), signal.getsignal(signal.SIGTERM)
     random_state = torch.get_rng_state()
     dtype, threads, grad = (
         torch.get_default_dtype(),
@@ -38,6 +39,7 @@ def _same_state_for_every_test():
     )
     torch.manual_seed(0)
     yield
+    signal.signal(signal.SIGTERM, on_term)  # a failed `selectconv train` ignores it
     torch.set_rng_state(random_state)
     torch.set_default_dtype(dtype)
     torch.set_num_threads(threads)

@@ -137,8 +137,11 @@ def stoppable() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    except BaseException:
+        # The process ends now; a signal on top must not cut off the line that says why.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise
+    signal.signal(signal.SIGTERM, before)
 
 
 def choose_run(

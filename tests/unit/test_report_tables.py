@@ -121,6 +121,17 @@ def test_missing_runs_have_a_row_with_the_reason(folder):
     assert row["test error %, last epoch"] == "no finished run"
 
 
+def test_a_reason_that_many_runs_share_is_said_once(folder):
+    reasons = ["killed", "not finished", "not finished", "not finished"]
+    missing = [
+        (f"z{seed}", {**SETTINGS, "method": "zero", "seed": seed}, reason)
+        for seed, reason in enumerate(reasons)
+    ]
+    [group] = group_runs(collect([folder]).runs, missing)
+    said = cells(build_table(group), "+D+R zero [")["missing"]
+    assert said == "z0: killed; z1 to z3 (3 runs): not finished"
+
+
 def test_markdown_csv_and_html_have_the_same_cells(folder):
     [group] = group_runs(collect([folder]).runs)
     table = build_table(group)

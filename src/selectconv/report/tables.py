@@ -111,7 +111,7 @@ def build_table(
                 *_slots(row),
                 paper.get("error", "not printed"),
                 paper.get("change", ""),
-                "; ".join(f"{name}: {reason}" for name, reason in row.missing.items()),
+                _missing(row),
             )
         )
     counts = sorted({len(row.runs) for row in group.rows.values()})
@@ -158,6 +158,19 @@ def _adjust(comparisons: Mapping[RowKey, Comparison]) -> dict[RowKey, float]:
     # The first question is select against the baseline; the others are corrected for their number.
     second = {key: result.p for key, result in comparisons.items() if key.method != "select"}
     return correct_holm(second)
+
+
+def _missing(row: Row) -> str:
+    """Say which runs are missing and why; a reason that many share is said once."""
+    names: dict[str, list[str]] = {}
+    for name, reason in row.missing.items():
+        names.setdefault(reason, []).append(name)
+    return "; ".join(
+        f"{', '.join(same)}: {reason}"
+        if len(same) < 3
+        else f"{same[0]} to {same[-1]} ({len(same)} runs): {reason}"
+        for reason, same in names.items()
+    )
 
 
 def _sizes(row: Row) -> tuple[str, str]:

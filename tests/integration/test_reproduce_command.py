@@ -80,12 +80,19 @@ def test_a_folder_with_another_run_is_refused(grid, tmp_path, capsys):
     assert "holds a run with" in capsys.readouterr().err
 
 
-def test_a_dry_run_prints_the_grid_and_touches_nothing(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("table", "runs", "one"),
+    [
+        ("ablation", 12, "densenet40-digits-select-1"),
+        ("table2", 10, "densenet_bc190-digits-slimming-1"),
+    ],
+)
+def test_a_dry_run_prints_the_grid_and_touches_nothing(table, runs, one, tmp_path, capsys):
     out = tmp_path / "out"
-    assert main(["reproduce", "ablation", "--dry-run", "--out", str(out)]) == 0
+    assert main(["reproduce", table, "--dry-run", "--out", str(out)]) == 0
     shown = capsys.readouterr().out
-    assert "densenet40-digits-select-1" in shown
-    assert "12 runs into" in shown
+    assert one in shown
+    assert f"{runs} runs into" in shown
     assert "about" in shown
     assert not out.exists()
 

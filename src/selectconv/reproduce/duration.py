@@ -1,5 +1,8 @@
 """About how long a grid takes, from some timed steps of each of its networks."""
 
+import subprocess
+import sys
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -21,18 +24,27 @@ def estimate_seconds(runs: Iterable[PlannedRun]) -> dict[str, float]:
     multiply-adds. Shifts cost more once slots have moved, which a fresh network does not show.
     """
     timed: dict[tuple[str, str, bool], float] = {}  # seconds per multiply-add
-    estimates = {}
+    estimates: dict[str, float] = {}
+    start = _time_start()
     for run in runs:
         if run.problem is not None:
             continue
         config = run.config
         info = dataset_info(config.data, config.image_size)
-        macs = count_macs(build_model(replace(config, method="plain"), info), info.shape)
+        plain = replace(config, method="plain", target_macs=None, target_params=None)
+        macs = count_macs(build_model(plain, info), info.shape)
         key = (config.model, str(config.model_options), config.is_selective)
         if key not in timed:
             timed[key] = seconds_per_image(config, info) / macs
-        estimates[run.name] = timed[key] * macs * _count_images(config)
+        estimates[run.name] = start + timed[key] * macs * _count_images(config)
     return estimates
+
+
+def _time_start() -> float:
+    """Each run is a process of its own, which imports torch first."""
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import selectconv.train.loop"], check=True)
+    return time.perf_counter() - began
 
 
 def _count_images(config: TrainConfig) -> float:

@@ -1,6 +1,6 @@
 """CPU time of compressed networks against the plain ones, in turns in one process.
 
-    python benchmarks/compressed_time.py [--batch-size 8] [--repeats 7] [--out FILE.jsonl]
+    python benchmarks/compressed_time.py [--batch-size 64] [--repeats 7] [--out FILE.jsonl]
 
 Three cases: 55 % of the slots of every selective layer closed, at random, in DenseNet-100 and
 ResNet-164; and a quarter of the slots of every 1x1 conv of DenseNet-40 re-allocated (top_k=3).
@@ -69,7 +69,7 @@ def measure(case: str, batch_size: int, repeats: int) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

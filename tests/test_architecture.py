@@ -37,6 +37,7 @@ TIERS = {
         "dataflow",
         "description",
         "eligibility",
+        "example",
         "export",
         "graph",
         "latency",
@@ -63,7 +64,16 @@ OF_TORCH = {
     "nvidia", "cuda", "gmpy2", "flint", "ml_dtypes", "intel_openmp", "mkl",
 }  # fmt: skip
 ALLOWED = sorted(DEPENDENCIES | OF_TORCH | {"selectconv", "__main__", "__mp_main__"})
-HEAVY = ("torchvision", "matplotlib", "lightning", "pytorch_lightning", "PIL", "scipy", "onnx")
+HEAVY = (
+    "safetensors",
+    "torchvision",
+    "matplotlib",
+    "lightning",
+    "pytorch_lightning",
+    "PIL",
+    "scipy",
+    "onnx",
+)
 
 
 def module_name(path):

@@ -19,11 +19,10 @@ from selectconv.dataflow import (
     Kind,
     Operation,
     argument,
-    as_arguments,
-    evaluating,
     trace_dataflow,
 )
 from selectconv.errors import CompressionError
+from selectconv.example import as_arguments, evaluating
 from selectconv.layout import Channels, Layout, channel_axis, is_channel_operand, plan_layout
 from selectconv.pointwise import Pointwise2d
 from selectconv.rewiring import Part, conv_weight, stencil_weight

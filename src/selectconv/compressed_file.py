@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, fx, nn
 
 from selectconv.errors import CompressionError
@@ -116,6 +114,8 @@ def save_compressed(module: nn.Module, path: str | os.PathLike[str]) -> None:
     for name, tensor in module.state_dict().items():
         tensors[name] = tensor.detach().cpu().contiguous().clone()
     metadata = {"selectconv": json.dumps(description, separators=(",", ":"))}
+    from safetensors.torch import save_file  # `import selectconv` is torch and numpy alone
+
     write_whole(path, lambda beside: save_file(tensors, beside, metadata=metadata))
 
 
@@ -176,6 +176,8 @@ def write_whole(path: str | os.PathLike[str], write: Any) -> None:
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

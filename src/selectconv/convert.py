@@ -2,8 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +21,7 @@ from selectconv.eligibility import (
     why_not_here,
 )
 from selectconv.errors import ConversionError, SelectConvWarning
+from selectconv.example import as_arguments, evaluating
 from selectconv.graph import Graph, trace
 from selectconv.layer import SelectConvNd
 from selectconv.mean_source import MeanSource, ObservedMean
@@ -145,12 +145,7 @@ class _Run:
 
 def _watch(model: nn.Module, example_input: Any) -> _Run:
     """Run the example input and watch what is called, and what reaches each conv."""
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = {}
-    if isinstance(example_input, Mapping):
-        kwargs = example_input
-    else:
-        args = tuple(example_input) if isinstance(example_input, tuple | list) else (example_input,)
+    args, kwargs = as_arguments(example_input)
     raw = {id(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)}
     run = _Run({}, {})
 
@@ -167,7 +162,7 @@ def _watch(model: nn.Module, example_input: Any) -> _Run:
         module.register_forward_pre_hook(watch, with_kwargs=True) for module in model.modules()
     ]
     try:
-        with torch.no_grad(), _evaluating(model):
+        with torch.no_grad(), evaluating(model):
             model(*args, **kwargs)
     except Exception as error:
         raise ConversionError(f"`example_input`: the model fails on it with {error}") from error
@@ -175,18 +170,6 @@ def _watch(model: nn.Module, example_input: Any) -> _Run:
         for handle in handles:
             handle.remove()
     return run
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    flags = [(module, module.training) for module in model.modules()]
-    for module, _ in flags:
-        module.training = False  # not .eval(): models override it
-    try:
-        yield
-    finally:
-        for module, training in flags:
-            module.training = training
 
 
 def _cuda_devices(model: nn.Module) -> list[int]:

@@ -9,8 +9,7 @@ What is of no known kind reads all channels and keeps its own: compressing leave
 import copy
 import inspect
 import operator
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
@@ -23,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from selectconv.concat_buffer import undo_buffers
 from selectconv.errors import CompressionError
+from selectconv.example import as_arguments, evaluating
 from selectconv.layer import SelectConvNd
 from selectconv.pointwise import Pointwise2d, split_sums
 
@@ -186,28 +186,6 @@ def _trace_copy(root: nn.Module, model: nn.Module, example_input: Any) -> Datafl
         kind = _classify(node, module, recorder.shapes)
         operations[node] = Operation(node, kind, shape, module)
     return Dataflow(root, operations, int(counter.get_total_flops()) // 2)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Hold a model in evaluation mode for a while."""
-    flags = [(module, module.training) for module in model.modules()]
-    for module, _ in flags:
-        module.training = False  # not .eval(): models override it
-    try:
-        yield
-    finally:
-        for module, training in flags:
-            module.training = training
-
-
-def as_arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Read an example as a tensor, a tuple of arguments or a dict of keyword arguments."""
-    if isinstance(example_input, Mapping):
-        return (), dict(example_input)
-    if isinstance(example_input, tuple | list):
-        return tuple(example_input), {}
-    return (example_input,), {}
 
 
 class _Tracer(fx.Tracer):

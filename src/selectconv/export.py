@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from selectconv.compress import compress, largest_difference
 from selectconv.compressed_file import write_whole
 from selectconv.concat_buffer import undo_buffers
-from selectconv.dataflow import as_arguments, evaluating
 from selectconv.errors import CompressionError, ExportError
+from selectconv.example import as_arguments, evaluating
 from selectconv.layer import SelectConvNd
 from selectconv.pointwise import Pointwise2d, split_sums
 

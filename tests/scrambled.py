@@ -43,7 +43,7 @@ def scramble(model: nn.Module, *, closed: float = 0.4, moved: float = 0.3, seed:
     return model.eval()
 
 
-def compress_and_compare(model: nn.Module, x: torch.Tensor, **options) -> nn.Module:
+def assert_compresses_the_same(model: nn.Module, x: torch.Tensor, **options) -> nn.Module:
     """Compress; same outputs, also for other batches; and it costs what `count` says."""
     before = copy.deepcopy(model.state_dict())
     small = sc.compress(model, x, **options)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from test_convert_properties import networks
 
 import selectconv as sc
-from scrambled import compress_and_compare, scramble
+from scrambled import assert_compresses_the_same, scramble
 
 
 @settings(max_examples=25)
@@ -20,4 +20,4 @@ from scrambled import compress_and_compare, scramble
 def test_same_outputs(model, seed, closed, moved, round_to):
     x = torch.randn(2, 3, 12, 9)
     scramble(sc.convert(model, x), seed=seed, closed=closed, moved=moved)
-    compress_and_compare(model, x, **({} if round_to is None else {"round_to": round_to}))
+    assert_compresses_the_same(model, x, **({} if round_to is None else {"round_to": round_to}))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import selectconv as sc
-from scrambled import compress_and_compare, scramble
+from scrambled import assert_compresses_the_same, scramble
 from selectconv.layer import SelectConvNd
 from selectconv.pointwise import Pointwise2d
 from tiny_models import CONVS, Net, assert_same, conv_net, images, outputs, silence, snapshot, train
@@ -34,7 +34,7 @@ def test_every_zoo_model_is_here():
 @pytest.mark.parametrize("name", ZOO)
 def test_zoo(name, realloc):
     model = sc.create_model(name, selective=True, realloc=realloc, stem="cifar", **ZOO[name])
-    compress_and_compare(scramble(model), torch.randn(2, 3, 16, 16))
+    assert_compresses_the_same(scramble(model), torch.randn(2, 3, 16, 16))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_one_layer(axes, settings):
     model = nn.Sequential(CONVS[axes](3, 12, 1), nn.ReLU(), layer)
     for seed in range(3):
         scramble(model, seed=seed)
-        compress_and_compare(model, torch.randn(2, 3, *[6, 7, 5][:axes]))
+        assert_compresses_the_same(model, torch.randn(2, 3, *[6, 7, 5][:axes]))
 
 
 def test_shifts_out_of_the_frame_read_zeros():
@@ -72,7 +72,7 @@ def test_shifts_out_of_the_frame_read_zeros():
     with torch.no_grad():
         layer.shift.copy_(torch.tensor([[0.0, 40.5], [4.5, 0.0], [-5.0, 1.0], [1e6, 0.0]]))
     layer.shifted.fill_(True)
-    small = compress_and_compare(model.eval(), torch.randn(2, 3, 5, 5))
+    small = assert_compresses_the_same(model.eval(), torch.randn(2, 3, 5, 5))
     assert small.get_submodule("1").in_channels == 1  # only the second slot reads anything
 
 
@@ -80,7 +80,7 @@ def test_a_chain_loses_filters_and_norm_entries():
     model = conv_net()
     model.conv1.close([0, 3, 4])
     model.conv2.close([1, 2])
-    small = compress_and_compare(model.eval(), images()[0])
+    small = assert_compresses_the_same(model.eval(), images()[0])
     shapes = {name: tuple(value.shape) for name, value in small.named_parameters()}
     assert shapes["stem.weight"] == (9, 3, 3, 3)
     assert shapes["norm1.weight"] == (9,)
@@ -94,7 +94,7 @@ def test_round_to_keeps_more():
     model = conv_net(width=24)
     model.conv1.close(range(11))
     model.conv2.close(range(3, 20))
-    small = compress_and_compare(model.eval(), images()[0], round_to=8)
+    small = assert_compresses_the_same(model.eval(), images()[0], round_to=8)
     assert small.get_submodule("stem").out_channels == 16
     assert tuple(small.get_submodule("conv1").weight.shape) == (8, 16, 1, 1)
 
@@ -103,7 +103,7 @@ def test_round_to_where_channels_are_gathered():
     model = scramble(
         sc.create_model("densenet40", selective=True, growth_rate=8, units=(2, 2, 1)), moved=0.0
     )
-    small = compress_and_compare(model, torch.randn(1, 3, 8, 8), round_to=8)
+    small = assert_compresses_the_same(model, torch.randn(1, 3, 8, 8), round_to=8)
     pointwise = [conv for conv in small.modules() if isinstance(conv, Pointwise2d)]
     assert pointwise
     assert all(conv.in_channels % 8 == 0 for conv in pointwise)
@@ -113,24 +113,24 @@ def test_gathers_only_where_that_pays():
     model = sc.create_model("densenet40", selective=True, growth_rate=8, units=(2, 2, 1)).eval()
     x = torch.randn(1, 3, 8, 8)
     model.blocks[0][1].pointwise.conv.close([0])
-    few = compress_and_compare(model, x)
+    few = assert_compresses_the_same(model, x)
     assert not any(node.target is torch.index_select for node in few.graph.nodes)
     model.blocks[0][1].pointwise.conv.close(range(12))
-    many = compress_and_compare(model, x)
+    many = assert_compresses_the_same(model, x)
     assert sum(node.target is torch.index_select for node in many.graph.nodes) == 1
 
 
 def test_layers_closed_entirely_are_constant():
     model = conv_net().eval()
     model.conv2.close(range(12))
-    small = compress_and_compare(model, images()[0])
+    small = assert_compresses_the_same(model, images()[0])
     assert small.get_submodule("conv2").in_channels == 1
 
 
 def test_copies_of_a_channel_are_merged():
     model = conv_net().eval()
     model.conv1.index.fill_(5)
-    small = compress_and_compare(model, images()[0])
+    small = assert_compresses_the_same(model, images()[0])
     assert tuple(small.get_submodule("conv1").weight.shape) == (12, 1, 1, 1)
     assert small.get_submodule("stem").out_channels == 1
 
@@ -229,16 +229,16 @@ def test_graphs(name):
         single = Net(lambda outer, x: sum(outer.net(x)), net=net)
     for seed in range(3):
         scramble(single, seed=seed, closed=0.6)
-        compress_and_compare(single, torch.randn(2, 3, 8, 8))
+        assert_compresses_the_same(single, torch.randn(2, 3, 8, 8))
 
 
 def test_growing_concatenations_share_a_buffer():
     model = scramble(
         sc.create_model("densenet40", selective=True, growth_rate=8, units=(3, 2, 1)), closed=0.6
     )
-    small = compress_and_compare(model, torch.randn(1, 3, 8, 8))
+    small = assert_compresses_the_same(model, torch.randn(1, 3, 8, 8))
     assert any(node.target == "new_empty" for node in small.graph.nodes)
-    again = compress_and_compare(small, torch.randn(1, 3, 8, 8))  # what it stands for is seen
+    again = assert_compresses_the_same(small, torch.randn(1, 3, 8, 8))  # what it stands for is seen
     assert sum(p.numel() for p in again.parameters()) == sum(p.numel() for p in small.parameters())
 
 
@@ -364,6 +364,6 @@ def test_refuses_bad_arguments(model, options, error, message):
 
 def test_nothing_selective_is_needed():
     model = conv_net(convert=False).eval()
-    small = compress_and_compare(model, images()[0])
+    small = assert_compresses_the_same(model, images()[0])
     assert not any(isinstance(module, SelectConvNd) for module in small.modules())
     assert any(node.target is operator.add for node in small.graph.nodes) is False

@@ -198,6 +198,19 @@ def test_findings_say_what_the_runs_show(folder, tmp_path):
     )
 
 
+def test_while_planned_runs_are_missing_nothing_is_decided(tmp_path):
+    for seed, error in enumerate((20.0, 22.0, 21.0)):
+        write_run(tmp_path / f"p{seed}", method="plain", seed=seed, error=error)
+        write_run(tmp_path / f"s{seed}", method="select", seed=seed, error=error - 1 - seed / 10)
+    runs = collect([tmp_path]).runs
+    [finding] = build_table(group_runs(runs)[0]).findings
+    assert finding.endswith(": lower at the level of 0.05.")
+    planned = runs[-1].config.to_dict() | {"method": "select", "seed": 3}
+    [group] = group_runs(runs, [("s3", planned, "not finished")])
+    [finding] = build_table(group).findings
+    assert finding.endswith(": preliminary, 1 planned runs are missing.")
+
+
 def test_without_a_baseline_nothing_is_compared(tmp_path):
     write_run(tmp_path / "s", method="select")
     [group] = group_runs(collect([tmp_path]).runs)

@@ -458,9 +458,7 @@ class ChannelAllocator:
     def _state_of_slots(self, layer: SelectConvNd) -> list[Tensor]:
         """Collect what a re-opened slot must forget: optimizer state and pending gradients."""
         found = []
-        for parameter in (layer.weight, layer.shift):
-            if parameter is None:
-                continue
+        for parameter in layer.slot_parameters():
             if parameter.grad is not None:
                 found.append(parameter.grad)
             state = {} if self.optimizer is None else self.optimizer.state.get(parameter, {})

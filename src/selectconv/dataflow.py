@@ -153,6 +153,11 @@ def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
         model = nn.Sequential(model)  # a graph needs someone to own its modules
     # Selective layers are the model's own: what is counted follows their slots.
     layers = [module for module in model.modules() if isinstance(module, SelectConvNd)]
+    if not all(layer.is_whole for layer in layers):
+        raise CompressionError(
+            "`model` selects channels before batch norm (placement='before-norm'), which can be "
+            "neither compressed nor counted: build it with placement='input'."
+        )
     memo: dict[int, Any] = {id(own): own for own in (*model.parameters(), *layers)}
     root = copy.deepcopy(model, memo)
     with evaluating(root):

@@ -5,7 +5,7 @@ parameter, and nowhere else: nothing is cached, so loading, moving, copying or b
 all it takes to move an allocation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self, cast
 
 import numpy as np
@@ -58,6 +58,8 @@ class SelectConvNd(nn.modules.conv._ConvNd):
     observed_batches: Tensor
     weight_std: float | None
     _plain_type: type[nn.modules.conv._ConvNd]
+    # Whether the layer does all of SelectChannel; what only does a part cannot be compressed.
+    is_whole = True
 
     def __init__(
         self,
@@ -185,10 +187,8 @@ class SelectConvNd(nn.modules.conv._ConvNd):
         if any_closed and self._gathers_open(input):
             return self._convolve_open(input, None, any_closed)
         weight = self._open_weight() if any_closed else self.weight
-        if torch.is_grad_enabled() and self.shift is not None and not any_shifted:
-            # In training every parameter gets a gradient (here: zeros), or DDP would wait for it.
-            never = torch.zeros((), dtype=torch.bool, device=weight.device)
-            weight = torch.where(never, self.shift.sum(), weight)
+        if not any_shifted:
+            weight = self._with_shift(weight)
         x = self._reroute(input, self._rerouted()) if any_rerouted else input
         return self._convolve(x, weight)
 
@@ -464,10 +464,16 @@ class SelectConvNd(nn.modules.conv._ConvNd):
         self.shift[opened] = shift.to(self.shift)
         slots_of(self.weight, self.groups)[self._group_and_slot(opened)] = weight.to(self.weight)
 
+    def slot_parameters(self) -> Iterator[Tensor]:
+        """Yield the parameters that hold something of each slot."""
+        yield self.weight
+        if self.shift is not None:
+            yield self.shift
+
     def zero_slots(self, tensor: Tensor, slots: Tensor) -> None:
-        """Zero in place what belongs to `slots` in a tensor laid out as `weight` or as `shift`."""
+        """Zero in place what belongs to `slots` in a tensor laid out as a slot parameter."""
         slots = slots.to(tensor.device)
-        if self.shift is not None and tensor.shape == self.shift.shape:
+        if tensor.ndim <= 2:  # a row a slot; weights have at least three axes
             tensor[slots] = 0
         else:
             slots_of(tensor, self.groups)[self._group_and_slot(slots)] = 0
@@ -508,9 +514,12 @@ class SelectConvNd(nn.modules.conv._ConvNd):
         return self._by_slot(mean), None if var is None else self._by_slot(var)
 
     def _by_slot(self, moment: Tensor) -> Tensor:
+        return self._take_moment(moment, self.index)
+
+    def _take_moment(self, moment: Tensor, index: Tensor) -> Tensor:
         exact = torch.promote_types(self.weight.dtype, torch.float32)
         moment = moment.to(self.weight.device, exact)
-        return moment[self.index].masked_fill(~self.gate, 0.0)
+        return moment[index].masked_fill(~self.gate, 0.0)
 
     def _observe(self, x: Tensor) -> None:
         source = cast(ObservedMean, self._mean_source)
@@ -564,6 +573,16 @@ class SelectConvNd(nn.modules.conv._ConvNd):
         shape = (self.groups, self.out_channels // self.groups, -1)
         is_open = by_group.expand(shape).reshape(self.out_channels, -1)
         return torch.where(is_open.view(*is_open.shape, *[1] * self._num_axes), self.weight, 0.0)
+
+    def _with_shift(self, weight: Tensor) -> Tensor:
+        """Tie the shift to the output where nothing is shifted.
+
+        In training every parameter gets a gradient (here: zeros), or DDP would wait for it.
+        """
+        if not torch.is_grad_enabled() or self.shift is None:
+            return weight
+        never = torch.zeros((), dtype=torch.bool, device=weight.device)
+        return torch.where(never, self.shift.sum(), weight)
 
     def _read_allocation(self) -> tuple[bool, bool, bool]:
         """Read whether any slot is closed, rerouted, shifted: in every forward, so not by torch."""

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 import sys
 
 import pytest
@@ -11,6 +12,8 @@ from safetensors.torch import load_file
 import selectconv as sc
 from selectconv.__main__ import main
 from selectconv.data.registry import dataset_info
+from selectconv.report.collect import read_run
+from selectconv.report.size import measure_size
 from selectconv.train import loop
 from selectconv.train.checkpoint import load_checkpoint, load_weights
 from selectconv.train.config import resolve
@@ -142,6 +145,18 @@ def test_slimming_ends_smaller(folders):
     closed = [row["closed"] for row in RunFolder(folder).read(METRICS)]
     cut = sum(len(layer["closed"]) for layer in line["layers"].values())
     assert closed == [0, cut, cut, cut]
+
+
+def test_a_report_knows_the_size_of_what_was_condensed(folders):
+    model = condense(load_run(finished("lgc", folders)))
+    assert measure_size(read_run(finished("lgc", folders))) == sc.count(model, IMAGE)
+
+
+def test_a_report_knows_the_size_of_what_was_cut_from_its_weights(folders, tmp_path):
+    folder = finished("slimming", folders)
+    assert measure_size(read_run(folder)) == sc.count(load_run(folder), IMAGE)
+    shutil.copytree(folder, tmp_path / "run", ignore=shutil.ignore_patterns(LAST))
+    assert measure_size(read_run(tmp_path / "run")) is None
 
 
 @pytest.mark.parametrize(("kind", "name"), [("dealloc", "macs"), ("select", "params")])

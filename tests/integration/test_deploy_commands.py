@@ -56,6 +56,16 @@ def _shape():
     return dataset_info("digits").shape
 
 
+def test_images_are_of_the_size_of_the_training(finished, capsys, tmp_path):
+    run = tmp_path / "run"
+    assert main(["train", *SMALL, "--image-size", "4", "--out", str(run)]) == 0
+    capsys.readouterr()
+    assert main(["compress", str(run), "--json"]) == 0
+    rows = {row["model"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    plain = create_model("densenet40", growth_rate=4, units=(1, 1, 1), in_channels=1)
+    assert rows["plain"]["macs"] == sc.count(plain, torch.zeros(1, 1, 4, 4)).macs
+
+
 def test_compress_prints_a_table_and_has_a_default_place(finished, capsys):
     run, _ = finished
     assert main(["compress", str(run), "--best"]) == 0

@@ -45,7 +45,9 @@ def test_the_full_scale_is_the_paper(table, count):
 
 @pytest.mark.parametrize("data", ["cifar10", "fashion-mnist"])
 def test_the_reduced_ablation_has_the_promised_seeds(data):
-    runs = [run for run in load_grid("ablation", "reduced").runs if run.config.data == data]
+    every = [run for run in load_grid("ablation", "reduced").runs if run.config.data == data]
+    elsewhere = [run for run in every if "placement" in run.config.model_options]
+    runs = [run for run in every if run not in elsewhere]
     seeds = {m: {run.config.seed for run in runs if run.config.method == m} for m in ABLATIONS}
     assert len(seeds["plain"]) >= 10
     assert seeds["plain"] == seeds["select"]
@@ -55,6 +57,13 @@ def test_the_reduced_ablation_has_the_promised_seeds(data):
         assert max(seeds[method]) < 100  # from 100 on: the seeds that chose the protocol
     common = [{**run.config.to_dict(), "method": "", "seed": 0} for run in runs]
     assert all(config == common[0] for config in common)
+    assert {run.config.method for run in elsewhere} == {"select"}
+    assert {run.config.seed for run in elsewhere} == seeds["select"]
+    for run in elsewhere:
+        options = dict(run.config.model_options)
+        assert options.pop("placement") == "before-norm"
+        config = {**run.config.to_dict(), "method": "", "seed": 0, "model_options": options}
+        assert config == common[0]
 
 
 def test_an_unknown_table_or_scale_is_refused():

@@ -34,7 +34,7 @@ def load_run(path: str | Path, *, best: bool) -> tuple[Any, Any, tuple[int, int,
     from selectconv.train.loop import build_model
     from selectconv.zoo.learned_group_conv import condense
 
-    info = dataset_info(config.data)
+    info = dataset_info(config.data, config.image_size)
     model = build_model(config, info)
     load_weights(weights, model, slimmed=config.method == "slimming")
     if config.method == "lgc":

@@ -6,7 +6,7 @@ from statistics import mean
 from selectconv.data.registry import dataset_info
 from selectconv.layer import SelectConvNd
 from selectconv.report.collect import Run
-from selectconv.report.groups import METHOD_NAMES, Group
+from selectconv.report.groups import PAPERS_PLACEMENT, Group, Row
 from selectconv.report.plots import COLOURS, GRID, INK, Figure, drawing, to_svg
 from selectconv.train.loop import build_model
 
@@ -17,7 +17,7 @@ def draw_errors(group: Group, name: str) -> Figure:
     with drawing() as plt:
         figure, axes = plt.subplots(figsize=(1.2 + 1.1 * len(rows), 3.4))
         for place, row in enumerate(rows):
-            colour = COLOURS.get(row.key.method, INK)
+            colour = _colour(row)
             errors = [run.error for run in row.runs.values()]
             axes.boxplot(
                 [errors],
@@ -31,11 +31,11 @@ def draw_errors(group: Group, name: str) -> Figure:
             )
             spread = [place + 0.3 + 0.02 * (number % 5) for number in range(len(errors))]
             axes.plot(spread, errors, "o", color=colour, markersize=3, alpha=0.8)
-        axes.set_xticks(range(len(rows)), [_short(row.key.method) for row in rows])
+        axes.set_xticks(range(len(rows)), [row.key.short_name for row in rows])
         axes.set_ylabel("test error, last epoch (%)")
         axes.grid(axis="y", linewidth=0.6)
         body = to_svg(figure, name)
-    counts = ", ".join(f"{_short(row.key.method)} {len(row.runs)}" for row in rows)
+    counts = ", ".join(f"{row.key.short_name} {len(row.runs)}" for row in rows)
     return Figure(
         "Test error by method",
         f"{group.title}. The paper's Figure 5, here with a dot a seed. Box: quartiles and median; "
@@ -53,8 +53,8 @@ def draw_losses(group: Group, name: str) -> Figure:
                 continue
             run = median_run(list(row.runs.values()))
             losses = [line["test_loss"] for line in run.metrics]
-            label = f"{_short(row.key.method)} (seed {run.config.seed})"
-            axes.plot(losses, color=COLOURS.get(row.key.method, INK), label=label, linewidth=1.4)
+            label = f"{row.key.short_name} (seed {run.config.seed})"
+            axes.plot(losses, color=_colour(row), label=label, linewidth=1.4)
         stop = group.config["stop_at"] * group.config["epochs"] - 1
         axes.axvline(stop, color=GRID, linestyle="--", linewidth=1)
         axes.set_xlabel("epoch (dashed: the last one that selects channels)")
@@ -76,11 +76,11 @@ def median_run(runs: Sequence[Run]) -> Run:
 
 def draw_shift_counts(group: Group, name: str) -> Figure | None:
     """Draw how many slots are shifted by `select` against +S; None where one of them is missing."""
-    by_method = {row.key.method: list(row.runs.values()) for row in group.rows.values() if row.runs}
-    if "select" not in by_method or "shift" not in by_method:
+    shift, select = group.find("shift"), group.find("select")
+    if shift is None or select is None:
         return None
-    everywhere = count_shiftable(by_method["shift"][0])
-    moved = [int(run.metrics[-1]["moved"]) for run in by_method["select"]]
+    everywhere = count_shiftable(next(iter(shift.runs.values())))
+    moved = [int(run.metrics[-1]["moved"]) for run in select.runs.values()]
     ratio = everywhere / mean(moved) if mean(moved) else float("inf")
     with drawing() as plt:
         figure, axes = plt.subplots(figsize=(5.2, 1.7))
@@ -105,5 +105,6 @@ def count_shiftable(run: Run) -> int:
     return sum(len(layer.gate) for layer in layers if layer.shift is not None)
 
 
-def _short(method: str) -> str:
-    return METHOD_NAMES.get(method, method).replace(" (select)", "")
+def _colour(row: Row) -> str:
+    """Return a method's colour; another placement of it is drawn in ink."""
+    return COLOURS.get(row.key.method, INK) if row.key.placement == PAPERS_PLACEMENT else INK

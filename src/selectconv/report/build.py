@@ -1,6 +1,7 @@
 """The report: from folders to the page."""
 
 from collections.abc import Iterable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ from selectconv.report.allocation_figures import describe, draw_history, draw_ma
 from selectconv.report.collect import Collection, Run
 from selectconv.report.damage_figures import draw_damage
 from selectconv.report.feature_figures import draw_pair, draw_top
-from selectconv.report.groups import Group, group_runs
+from selectconv.report.groups import PAPERS_PLACEMENT, Group, group_runs
 from selectconv.report.input_figures import draw_inputs
 from selectconv.report.network import load_trained
 from selectconv.report.page import Section, render_lines, render_page, render_runs
 from selectconv.report.plots import Figure
 from selectconv.report.tables import ResultTable, build_table, write_csv
 from selectconv.train.records import write_text
+from selectconv.zoo.registry import PLACEMENTS
 
 _NUM_IMAGES = 512  # behind the histograms of hidden inputs
 _LEAD = (
@@ -86,8 +88,12 @@ def draw_group(group: Group, name: str) -> list[Figure]:
         figures.append(Figure(f"Not drawn: {names}", describe(run), problem=trained))
         return figures
     figures.append(draw_shifts(run, trained.model, f"{name}-shifts"))
-    figures.append(draw_pair(run, trained, f"{name}-pair"))
-    figures.append(draw_top(run, trained, f"{name}-top"))
+    if run.config.model_options.get("placement", PAPERS_PLACEMENT) == PAPERS_PLACEMENT:
+        figures.append(draw_pair(run, trained, f"{name}-pair"))
+        figures.append(draw_top(run, trained, f"{name}-top"))
+    else:
+        problem = "It selects before the norm: there are no maps of channels after it."
+        figures.append(Figure("Not drawn: feature maps", describe(run), problem=problem))
     figures.append(draw_damage(run, trained, f"{name}-damage"))
     figures.append(draw_inputs(run, trained, f"{name}-inputs"))
     return figures
@@ -95,14 +101,11 @@ def draw_group(group: Group, name: str) -> list[Figure]:
 
 def choose_run(group: Group) -> Run | None:
     """Choose whom to look at closely: of the method that moves most, the run of median error."""
-    for method in ("select", "zero", "random", "dealloc"):
-        runs = [
-            run
-            for row in group.rows.values()
-            if row.key.method == method
-            for run in row.runs.values()
-        ]
-        if runs:
+    methods = ("select", "zero", "random", "dealloc")
+    for placement, method in product(PLACEMENTS, methods):
+        row = group.find(method, placement)
+        if row is not None:
+            runs = list(row.runs.values())
             with_weights = [run for run in runs if run.weights is not None]
             return median_run(with_weights or runs)
     return None

@@ -1,20 +1,21 @@
 """What a comparison shows, in sentences: made from the runs, never written by hand."""
 
-from selectconv.report.groups import METHOD_NAMES, Group, Row
+from selectconv.report.groups import PAPERS_PLACEMENT, Group, Row
 from selectconv.report.statistics import LEVEL, Comparison, compare, correct_holm, summarize
 
 
 def state_findings(group: Group) -> list[str]:
-    """State what was found: first question, second ones, and one that was not asked before."""
+    """State what was found: first question, second ones, placements, and one not asked before."""
     baseline = group.baseline
     if baseline is None:
         return ["There is no finished run of the baseline: nothing can be compared."]
-    others = [row for row in group.rows.values() if row is not baseline]
+    compared = [row for row in group.rows.values() if row is not baseline]
+    others = [row for row in compared if row.key.placement == PAPERS_PLACEMENT]
     results = {row.key: _compare(baseline, row) for row in others}
     second = {
         key: result.p
         for key, result in results.items()
-        if result is not None and key.method != "select"
+        if result is not None and key.is_second_question
     }
     adjusted = correct_holm(second)
     lines = []
@@ -29,9 +30,11 @@ def state_findings(group: Group) -> list[str]:
             f"{_sentence(baseline, row, result)}, p = {p:.4f}{kind}: "
             f"{_verdict(result, p, len(baseline.missing) + len(row.missing))}."
         )
-    by_method = {row.key.method: row for row in others}
-    if {"select", "shift"} <= set(by_method):
-        shift, select = by_method["shift"], by_method["select"]
+    for row in compared:
+        if row not in others:
+            lines.append(_state_placement(group, row))
+    shift, select = group.find("shift"), group.find("select")
+    if shift is not None and select is not None:
         result = _compare(shift, select)
         if result is not None:
             lines.append(
@@ -41,13 +44,23 @@ def state_findings(group: Group) -> list[str]:
     return lines
 
 
+def _state_placement(group: Group, row: Row) -> str:
+    """Hold a placement against the paper's, with the same method."""
+    ours = group.find(row.key.method)
+    result = None if ours is None else _compare(ours, row)
+    if ours is None or result is None:
+        return f"{_name(row)}: fewer than two seeds in common with the paper's placement."
+    verdict = _verdict(result, result.p, len(ours.missing) + len(row.missing))
+    return f"{_sentence(ours, row, result)}, p = {result.p:.4f}: {verdict}."
+
+
 def _compare(baseline: Row, row: Row) -> Comparison | None:
     first, second = ({seed: run.error for seed, run in r.runs.items()} for r in (baseline, row))
     return compare(first, second)
 
 
 def _name(row: Row) -> str:
-    return METHOD_NAMES.get(row.key.method, row.key.method)
+    return row.key.name
 
 
 def _sentence(baseline: Row, row: Row, result: Comparison) -> str:

@@ -19,6 +19,8 @@ METHOD_NAMES = {
     "lgc": "LGC",
     "slimming": "slimming",
 }
+# Where the paper has SelectChannel (API of `create_model`); the authors' code has it elsewhere.
+PAPERS_PLACEMENT = "input"
 # How channels are selected: differs between the rows of a comparison.
 _SELECTION = ("gamma", "top_k", "max_copies", "stop_at", "grace", "damage", "shift_weight_decay",
               "target_macs", "target_params", "group_lasso", "bn_sparsity", "realloc")  # fmt: skip
@@ -41,13 +43,31 @@ class RowKey:
 
     rank: int
     method: str
+    placement: str
     selection: str
+
+    @property
+    def name(self) -> str:
+        """The paper's name of the method; another placement than the paper's is said."""
+        name = METHOD_NAMES.get(self.method, self.method)
+        return name if self.placement == PAPERS_PLACEMENT else f"{name} {self.placement}"
+
+    @property
+    def short_name(self) -> str:
+        """The same for the axis of a figure."""
+        return self.name.replace(" (select)", "")
+
+    @property
+    def is_second_question(self) -> bool:
+        """Whether it is one of the comparisons after select against the baseline."""
+        return self.method != "select" and self.placement == PAPERS_PLACEMENT
 
 
 def keys_of(config: Mapping[str, Any]) -> tuple[GroupKey, RowKey]:
     """Tell to which comparison, and to which of its rows, a run with these settings belongs."""
     options = dict(config["model_options"])
     selection = {"realloc": options.pop("realloc", None)}
+    placement = options.pop("placement", PAPERS_PLACEMENT)
     selection |= {name: config[name] for name in _SELECTION if name in config}
     rest = {
         name: value
@@ -57,14 +77,15 @@ def keys_of(config: Mapping[str, Any]) -> tuple[GroupKey, RowKey]:
     rest["model_options"] = options
     method = config["method"]
     if method == "plain":
-        selection = {}
+        selection, placement = {}, PAPERS_PLACEMENT
     elif method == "shift":  # selects nothing
         selection = {"realloc": selection["realloc"]}
     names = list(METHOD_NAMES)
-    rank = names.index(method) if method in names else len(names)
+    rank = 2 * (names.index(method) if method in names else len(names))
+    rank += placement != PAPERS_PLACEMENT  # after the paper's
     return (
         GroupKey(config["model"], config["data"], json.dumps(rest, sort_keys=True)),
-        RowKey(rank, method, json.dumps(selection, sort_keys=True)),
+        RowKey(rank, method, placement, json.dumps(selection, sort_keys=True)),
     )
 
 
@@ -100,11 +121,19 @@ class Group:
                     return row
         return None
 
+    def find(self, method: str, placement: str = PAPERS_PLACEMENT) -> Row | None:
+        """Return the row of a method that has finished runs, the first of several."""
+        for key, row in self.rows.items():
+            if key.method == method and key.placement == placement and row.runs:
+                return row
+        return None
+
     @property
     def title(self) -> str:
         """Network, data and training, in words."""
         config = self.config
-        options = {k: v for k, v in config["model_options"].items() if k != "realloc"}
+        aside = ("realloc", "placement")
+        options = {k: v for k, v in config["model_options"].items() if k not in aside}
         words = [config["model"]]
         if options:
             words.append("(" + ", ".join(f"{k} {v}" for k, v in options.items()) + ")")

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from selectconv.report.findings import state_findings
-from selectconv.report.groups import METHOD_NAMES, Group, Row, RowKey
+from selectconv.report.groups import Group, Row, RowKey
 from selectconv.report.size import measure_size
 from selectconv.report.statistics import Comparison, compare, correct_holm, summarize
 
@@ -130,7 +130,7 @@ def build_table(
 
 
 def _method_name(row: Row) -> str:
-    return METHOD_NAMES.get(row.key.method, row.key.method) + _selection_words(row)
+    return row.key.name + _selection_words(row)
 
 
 def _selection_words(row: Row) -> str:
@@ -156,7 +156,8 @@ def _compare_rows(group: Group) -> dict[RowKey, Comparison]:
 
 def _adjust(comparisons: Mapping[RowKey, Comparison]) -> dict[RowKey, float]:
     # The first question is select against the baseline; the others are corrected for their number.
-    second = {key: result.p for key, result in comparisons.items() if key.method != "select"}
+    # Another placement is a question by itself.
+    second = {key: result.p for key, result in comparisons.items() if key.is_second_question}
     return correct_holm(second)
 
 
@@ -179,7 +180,7 @@ def _sizes(row: Row) -> tuple[str, str]:
     measured = [measure_size(run) for run in row.runs.values()]
     sizes = [size for size in measured if size is not None]
     if not sizes:
-        return "not in the log", "not in the log"
+        return "weights not kept", "weights not kept"
     params = summarize([size.params for size in sizes]).mean
     macs = summarize([size.macs for size in sizes]).mean
     return f"{params:,.0f}", f"{macs / 1e6:,.2f}M"

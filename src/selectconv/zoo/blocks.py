@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from selectconv.layer import SelectConv2d, has_hooks
 from selectconv.mean_source import BatchNormMean
+from selectconv.zoo.registry import Selection
+from selectconv.zoo.slot_norm import SlotNormConv2d, SlotNormReluConv
 
 
 class NormReluConv(nn.Sequential):
@@ -44,18 +46,18 @@ def norm_relu_conv(
     out_channels: int,
     kernel_size: int,
     *,
-    realloc: str | None,
+    selection: Selection | None,
     groups: int = 1,
     dropout: float = 0.0,
-) -> NormReluConv:
+) -> NormReluConv | SlotNormReluConv:
     """Build BN -> ReLU -> (dropout ->) conv, the block in which Eq. (2) holds.
 
     Args:
         in_channels: inputs of the conv.
         out_channels: outputs of the conv.
         kernel_size: of the conv, which keeps the map's size.
-        realloc: None builds a plain conv; else which selective convs re-allocate. A grouped conv is
-            selective with "all" only: the authors left those of ResNeXt and CondenseNet plain.
+        selection: None builds a plain conv. A grouped conv is selective with "all" only: the
+            authors left those of ResNeXt and CondenseNet plain.
         groups: of the conv.
         dropout: the rate; it keeps the mean of the conv's input, so Eq. (2) still holds.
     """
@@ -65,12 +67,17 @@ def norm_relu_conv(
         in_channels, out_channels, kernel_size, padding=padding, groups=groups, bias=False
     )
     is_pointwise = kernel_size == 1
-    is_chosen = is_pointwise if realloc == "pointwise-only" else groups == 1
-    if realloc == "all" or (realloc is not None and is_chosen):
-        reallocate = realloc == "all" or (realloc != "none" and is_pointwise)
-        source = BatchNormMean(norm, torch.relu)
-        conv = SelectConv2d.from_conv(conv, reallocate=reallocate, mean=source)
-    block = NormReluConv()
+    block: NormReluConv | SlotNormReluConv = NormReluConv()
+    if selection is not None:
+        realloc = selection.realloc
+        is_chosen = is_pointwise if realloc == "pointwise-only" else groups == 1
+        if realloc == "all" or is_chosen:
+            reallocate = realloc == "all" or (realloc != "none" and is_pointwise)
+            layer: type[SelectConv2d] = SelectConv2d
+            if reallocate and selection.placement == "before-norm":
+                layer, block = SlotNormConv2d, SlotNormReluConv()
+            source = BatchNormMean(norm, torch.relu)
+            conv = layer.from_conv(conv, reallocate=reallocate, mean=source)
     block.add_module("norm", norm)
     block.add_module("relu", nn.ReLU(inplace=True))
     if dropout > 0:

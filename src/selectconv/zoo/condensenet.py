@@ -28,7 +28,7 @@ def condensenet182(
         options, growth_rates=growth_rates, units=units, groups=groups, dropout=dropout
     )
     if condense_factor is not None:
-        if options.realloc is not None:
+        if options.selection is not None:
             raise ValueError(
                 "`condense_factor` is for the plain network: learned groups and selective convs "
                 "exclude each other."

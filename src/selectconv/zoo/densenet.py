@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from selectconv.checks import check_count
 from selectconv.zoo.blocks import Network, build_stem, norm_relu_conv
-from selectconv.zoo.registry import ModelOptions, register_model
+from selectconv.zoo.registry import ModelOptions, Selection, register_model
 
 
 class DenseUnit(nn.Module):
@@ -22,15 +22,15 @@ class DenseUnit(nn.Module):
         self,
         in_channels: int,
         growth_rate: int,
-        realloc: str | None,
+        selection: Selection | None,
         *,
         groups: int = 1,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
         width = 4 * growth_rate
-        self.pointwise = norm_relu_conv(in_channels, width, 1, realloc=realloc, dropout=dropout)
-        self.spatial = norm_relu_conv(width, growth_rate, 3, realloc=realloc, groups=groups)
+        self.pointwise = norm_relu_conv(in_channels, width, 1, selection=selection, dropout=dropout)
+        self.spatial = norm_relu_conv(width, growth_rate, 3, selection=selection, groups=groups)
 
     def forward(self, x: Tensor) -> Tensor:
         """Append this unit's features to `x`."""
@@ -71,7 +71,7 @@ class DenseNet(Network):
                 "`growth_rates` and `units` must be equally long and not empty, "
                 f"got {len(growth_rates)} and {len(units)} of them."
             )
-        realloc = options.realloc
+        selection = options.selection
         width = 2 * check_count("growth_rate", growth_rates[0], 1)
         stem = build_stem(options.in_channels, width, options.stem or own_stem, norm=stem_norm)
         blocks = nn.Sequential()
@@ -79,13 +79,13 @@ class DenseNet(Network):
             check_count("growth_rate", growth_rate, 1)
             block = nn.Sequential()
             for _ in range(check_count("units", length, 1)):
-                unit = DenseUnit(width, growth_rate, realloc, groups=groups, dropout=dropout)
+                unit = DenseUnit(width, growth_rate, selection, groups=groups, dropout=dropout)
                 block.append(unit)
                 width += growth_rate
             if number < len(units) - 1:
                 if compression < 1:
                     narrow = math.floor(width * compression)
-                    block.append(norm_relu_conv(width, narrow, 1, realloc=realloc))
+                    block.append(norm_relu_conv(width, narrow, 1, selection=selection))
                     width = narrow
                 block.append(nn.AvgPool2d(2))
             blocks.append(block)

@@ -12,8 +12,22 @@ from selectconv.checks import check_choice, check_count
 Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 
 STEMS = ("cifar", "tiny", "imagenet")
+PLACEMENTS = ("input", "before-norm")
 REALLOCS = ("pointwise", "all", "none", "pointwise-only")
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How a network is selective.
+
+    Attributes:
+        realloc: one of `REALLOCS`, which selective convs re-allocate.
+        placement: one of `PLACEMENTS`, where those that re-allocate select.
+    """
+
+    realloc: str
+    placement: str = "input"
 
 
 @dataclass(frozen=True)
@@ -24,13 +38,13 @@ class ModelOptions:
         num_classes: outputs of the classifier.
         in_channels: channels of the images.
         stem: one of `STEMS`; None: the model's own.
-        realloc: one of `REALLOCS`, which selective convs re-allocate; None: build a plain network.
+        selection: how it is selective; None: build a plain network.
     """
 
     num_classes: int
     in_channels: int
     stem: str | None
-    realloc: str | None
+    selection: Selection | None
 
 
 def register_model(builder: Builder) -> Builder:
@@ -62,6 +76,7 @@ def create_model(
     stem: str | None = None,
     selective: bool = False,
     realloc: str = "pointwise",
+    placement: str = "input",
     **kw: Any,
 ) -> nn.Module:
     """Build a network of the paper.
@@ -78,6 +93,9 @@ def create_model(
             grouped convs of ResNeXt and CondenseNet are selective too; else they are plain. With
             "pointwise-only" 1x1 convs re-allocate and all others are plain: for a large gamma,
             which would close more and more slots of convs that never re-open them.
+        placement: where convs that re-allocate select: from their "input", after BN and ReLU (the
+            paper), or "before-norm" with a BN entry for each slot (the authors' code): to compare
+            them. The latter cannot be compressed, counted or exported.
         **kw: passed to the model's builder, such as `growth_rate` and `units` of DenseNets, `width`
             and `blocks` of ResNets.
 
@@ -95,7 +113,9 @@ def create_model(
     if stem is not None:
         check_choice("stem", stem, STEMS)
     check_choice("realloc", realloc, REALLOCS)
-    options = ModelOptions(num_classes, in_channels, stem, realloc if selective else None)
+    check_choice("placement", placement, PLACEMENTS)
+    selection = Selection(realloc, placement) if selective else None
+    options = ModelOptions(num_classes, in_channels, stem, selection)
     _, *accepted = inspect.signature(builder).parameters
     for key in kw:
         if key not in accepted:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from selectconv.checks import check_count
 from selectconv.zoo.blocks import Network, build_stem, norm_relu_conv
-from selectconv.zoo.registry import ModelOptions, register_model
+from selectconv.zoo.registry import ModelOptions, Selection, register_model
 
 
 class Bottleneck(nn.Module):
@@ -22,14 +22,14 @@ class Bottleneck(nn.Module):
         in_channels: int,
         width: int,
         out_channels: int,
-        realloc: str | None,
+        selection: Selection | None,
         *,
         groups: int = 1,
     ) -> None:
         super().__init__()
-        self.reduce = norm_relu_conv(in_channels, width, 1, realloc=realloc)
-        self.spatial = norm_relu_conv(width, width, 3, realloc=realloc, groups=groups)
-        self.expand = norm_relu_conv(width, out_channels, 1, realloc=realloc)
+        self.reduce = norm_relu_conv(in_channels, width, 1, selection=selection)
+        self.spatial = norm_relu_conv(width, width, 3, selection=selection, groups=groups)
+        self.expand = norm_relu_conv(width, out_channels, 1, selection=selection)
         self.num_appended = out_channels - in_channels
 
     def forward(self, x: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class ResNet(Network):
             for _ in range(check_count("blocks", length, 1)):
                 inner, outer = cardinality * base, 4 * base
                 stage.append(
-                    Bottleneck(channels, inner, outer, options.realloc, groups=cardinality)
+                    Bottleneck(channels, inner, outer, options.selection, groups=cardinality)
                 )
                 channels = outer
             if number < len(blocks) - 1:

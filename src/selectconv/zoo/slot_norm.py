@@ -1,0 +1,102 @@
+"""The authors' placement: SelectChannel before batch norm, which then has an entry for each slot.
+
+The paper selects from the conv's input, after BN and ReLU, so that copies of a channel share its
+statistics. The authors' code copies and shifts before BN: a re-allocated slot starts with the
+entries of the slot it copies and learns a scale and a bias of its own. To compare the two
+(`create_model(placement="before-norm")`); only layers that re-allocate differ.
+"""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from selectconv import kernels
+from selectconv.allocation import LayerPlan
+from selectconv.errors import AllocationError
+from selectconv.layer import SelectConv2d
+from selectconv.mean_source import BatchNormMean
+from selectconv.shift import can_read
+
+
+class SlotNormConv2d(SelectConv2d):
+    """The conv of a `SlotNormReluConv`: it gets a channel for each slot, selected and normalised.
+
+    Its `mean_source` must be the `BatchNormMean` of the block's norm, whose entries re-opened slots
+    take over from the slot they copy.
+    """
+
+    is_whole = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Convolve what the block has selected; of SelectChannel only the gate is left."""
+        return self._convolve(input, self._with_shift(self._open_weight()))
+
+    def reroute(self, x: Tensor) -> Tensor:
+        """SelectChannel without the gate, for the norm that comes next."""
+        if can_read(self.gate) and kernels.can_run(x):
+            every = torch.ones_like(self.gate)
+            return kernels.select(x, every, self.index, self.shift, self.shifted & self.gate)
+        return self._reroute(x, self._rerouted())
+
+    def select(self, x: Tensor) -> Tensor:
+        """Close the closed slots of the conv's input."""
+        return torch.where(self.gate.view(1, -1, 1, 1), x, 0.0)
+
+    def slot_parameters(self) -> Iterator[Tensor]:
+        """Yield the norm's parameters too."""
+        yield from super().slot_parameters()
+        yield from self._norm().parameters()
+
+    def check_plan(self, plan: LayerPlan) -> None:
+        """Check that there is a norm, too."""
+        super().check_plan(plan)
+        self._norm()
+
+    @torch.no_grad()
+    def apply_checked_plan(self, plan: LayerPlan) -> None:
+        """Give each re-opened slot the norm's entries of the slot it copies."""
+        donors = self._find_donors(plan)
+        super().apply_checked_plan(plan)
+        norm = self._norm()
+        for entries in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+            if entries is not None:
+                device = entries.device
+                entries[plan.opened.to(device)] = entries[donors.to(device)]
+
+    def _find_donors(self, plan: LayerPlan) -> Tensor:
+        """Find for each source an open slot that reads it: the channel's own, or else the first."""
+        is_open = self.gate.cpu().index_fill(0, plan.closed, False)
+        index = self.index.cpu()
+        donors = []
+        for channel in plan.source.tolist():
+            readers = (is_open & (index == channel)).nonzero().flatten().tolist()
+            donors.append(channel if channel in readers or not readers else readers[0])
+        return torch.tensor(donors, dtype=torch.int64)
+
+    def _by_slot(self, moment: Tensor) -> Tensor:
+        # The norm's entries are the slots' own.
+        own = torch.arange(self.in_channels, device=self.index.device)
+        return self._take_moment(moment, own)
+
+    def _norm(self) -> _BatchNorm:
+        if not isinstance(self.mean_source, BatchNormMean):
+            raise AllocationError(
+                "a layer that selects before its norm needs that norm: set `mean_source` to its "
+                "BatchNormMean."
+            )
+        return self.mean_source.bn
+
+
+class SlotNormReluConv(nn.Sequential):
+    """SelectChannel -> BN -> ReLU -> (dropout ->) conv, with a BN entry for each slot."""
+
+    norm: nn.BatchNorm2d
+    relu: nn.ReLU
+    conv: SlotNormConv2d
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Select, normalise, rectify and convolve."""
+        return cast(Tensor, cast(Any, super()).forward(self.conv.reroute(input)))

@@ -11,8 +11,11 @@ from rich.console import Console
 from selectconv.__main__ import main
 from selectconv.cli.display import Bars, Lines, choose_display
 from selectconv.data.image_set import DatasetInfo
+from selectconv.data.registry import dataset_info
+from selectconv.layer import SelectConv2d
 from selectconv.train import estimate, interleave
 from selectconv.train.config import resolve
+from selectconv.train.loop import build_model
 from selectconv.zoo import list_models
 
 
@@ -113,6 +116,21 @@ def test_a_time_per_image_is_measured_without_touching_the_random_numbers():
     before = torch.get_rng_state()
     assert estimate.seconds_per_image(resolve({"data": "digits", "batch_size": 2}), info) > 0
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("method", "share_moved", "share_shifted"),
+    [("select", 0.2, 0.2), ("zero", 0.2, 0.0), ("shift", 0.0, 1.0), ("dealloc", 0.0, 0.0)],
+)
+def test_what_is_timed_is_allocated_as_a_training_leaves_it(method, share_moved, share_shifted):
+    config = resolve({"data": "digits", "method": method})
+    model = build_model(config, dataset_info("digits"))
+    estimate.allocate_as_trained(model, config)
+    layers = [m for m in model.modules() if isinstance(m, SelectConv2d) and m.kernel_size == (1, 1)]
+    slots = sum(layer.in_channels for layer in layers)
+    assert sum(int(m.moved.sum()) for m in layers) / slots == pytest.approx(share_moved, abs=0.01)
+    shifted = sum(int(m.shifted.sum()) for m in layers)
+    assert shifted / slots == pytest.approx(share_shifted, abs=0.01)
 
 
 def test_both_sides_are_measured_in_turn():

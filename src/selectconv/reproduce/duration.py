@@ -20,10 +20,10 @@ _TEST_SHARE = 1 / 3
 def estimate_seconds(runs: Iterable[PlannedRun]) -> dict[str, float]:
     """Estimate each run's seconds from steps timed now; by name, without runs that cannot run.
 
-    A network is timed once, plain and selective; other images of it are reckoned by their
-    multiply-adds. Shifts cost more once slots have moved, which a fresh network does not show.
+    A network is timed once with each method; other images of it are reckoned by their
+    multiply-adds.
     """
-    timed: dict[tuple[str, str, bool], float] = {}  # seconds per multiply-add
+    timed: dict[tuple[str, str, str], float] = {}  # seconds per multiply-add
     estimates: dict[str, float] = {}
     start = _time_start()
     for run in runs:
@@ -33,7 +33,7 @@ def estimate_seconds(runs: Iterable[PlannedRun]) -> dict[str, float]:
         info = dataset_info(config.data, config.image_size)
         plain = replace(config, method="plain", target_macs=None, target_params=None)
         macs = count_macs(build_model(plain, info), info.shape)
-        key = (config.model, str(config.model_options), config.is_selective)
+        key = (config.model, str(config.model_options), config.method)
         if key not in timed:
             timed[key] = seconds_per_image(config, info) / macs
         estimates[run.name] = start + timed[key] * macs * _count_images(config)

@@ -9,16 +9,22 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
+from selectconv.allocator import ChannelAllocator
 from selectconv.cost import count_macs, count_params
 from selectconv.data.image_set import DatasetInfo
 from selectconv.data.registry import dataset_info
+from selectconv.layer import SelectConv2d
 from selectconv.train.config import TrainConfig
 from selectconv.train.loop import build_model, build_optimizer
+from selectconv.train.selective_cost import reallocate
 
 # A timed step computes at most so many multiply-adds forward: seconds even for the largest network.
 _MOST_MACS = 5e9
 _REPEATS = 3
+# How many slots a training re-allocates: Section 3.3's fifth of what +S shifts.
+_MOVED_SHARE = 0.2
 
 
 def announce(config: TrainConfig, folder: Path, console: Console) -> None:
@@ -79,6 +85,18 @@ def describe_duration(seconds: float) -> str:
     return f"{seconds:.0f} seconds" if seconds >= 1.5 else "a second"
 
 
+def allocate_as_trained(model: nn.Module, config: TrainConfig) -> None:
+    """Shift every slot (+S), or move a part of those that the method re-allocates."""
+    if config.method == "shift":
+        ChannelAllocator(model, total_epochs=1, mode="shift")
+    if config.method not in ("select", "zero", "random"):
+        return
+    generator = torch.Generator().manual_seed(0)
+    for layer in model.modules():
+        if isinstance(layer, SelectConv2d) and layer.shift is not None:
+            reallocate(layer, _MOVED_SHARE, generator, use_shift=config.method == "select")
+
+
 def choose_device(config: TrainConfig) -> torch.device:
     """Return the device that a run with these settings takes."""
     if config.device != "auto":
@@ -89,7 +107,10 @@ def choose_device(config: TrainConfig) -> torch.device:
 
 
 def seconds_per_image(config: TrainConfig, info: DatasetInfo) -> float:
-    """Time some training steps on random images with a network of its own."""
+    """Time some training steps on random images with a network of its own.
+
+    It is allocated as a training may leave it: moved slots take time that a fresh network does not.
+    """
     device = choose_device(config)
     with torch.random.fork_rng():
         macs = count_macs(
@@ -99,7 +120,9 @@ def seconds_per_image(config: TrainConfig, info: DatasetInfo) -> float:
             info.shape,
         )
         count = max(1, min(config.batch_size, int(_MOST_MACS / macs)))
-        model = build_model(config, info).to(device)
+        model = build_model(config, info)
+        allocate_as_trained(model, config)
+        model = model.to(device)
         optimizer = build_optimizer(config, model)
         images = torch.randn(count, *info.shape, device=device)
         labels = torch.randint(info.num_classes, (count,), device=device)

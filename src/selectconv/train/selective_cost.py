@@ -26,7 +26,9 @@ _STATUS = Path("/proc/self/status")
 _LAYOUTS = {"NCHW": torch.contiguous_format, "channels last": torch.channels_last}
 
 
-def reallocate(layer: SelectConv2d, share: float, generator: torch.Generator) -> None:
+def reallocate(
+    layer: SelectConv2d, share: float, generator: torch.Generator, *, use_shift: bool = True
+) -> None:
     """Move a share of a layer's slots to a few of the others, by random shifts."""
     order = torch.randperm(layer.in_channels, generator=generator)
     moved = order[: round(share * layer.in_channels)]
@@ -34,7 +36,8 @@ def reallocate(layer: SelectConv2d, share: float, generator: torch.Generator) ->
     chosen = torch.randint(len(sources), (len(moved),), generator=generator)
     shift = (torch.rand(len(moved), 2, generator=generator) * 2 - 1) * _MAX_SHIFT
     # R^random: with weights of zero, nothing would flow back through the moved slots.
-    plan = LayerPlan(moved, moved, sources[chosen], shift, weight_seed=0)
+    shifts = shift if use_shift else None
+    plan = LayerPlan(moved, moved, sources[chosen], shifts, weight_seed=0)
     layer.apply_plan(plan)
 
 

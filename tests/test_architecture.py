@@ -22,10 +22,13 @@ TIERS = {
         "kernels",  # a folder
         "functional",
         "mean_source",
+        "slots",
         "layer",
     },
     1: {
+        "agreement",
         "allocation_log",
+        "allocation_report",
         "allocator",
         "budget",
         "compress",
@@ -43,6 +46,7 @@ TIERS = {
         "latency",
         "layout",
         "operations",
+        "optimizer_state",
         "param_groups",
         "pointwise",
         "rearrangement",

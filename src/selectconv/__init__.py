@@ -7,7 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from selectconv import functional
 from selectconv.allocation import AllocationPlan
-from selectconv.allocator import AllocationReport, ChannelAllocator
+from selectconv.allocation_report import AllocationReport
+from selectconv.allocator import ChannelAllocator
 from selectconv.compress import compress
 from selectconv.compressed_file import load_compressed, save_compressed
 from selectconv.convert import convert

@@ -6,77 +6,29 @@ and never calls the optimizer.
 """
 
 import copy
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from operator import index as as_int
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from selectconv.agreement import agree, broadcast_tensors, in_process_group
 from selectconv.allocation import AllocationPlan, ReallocRule
 from selectconv.allocation_log import Log, read_log
+from selectconv.allocation_report import AllocationReport
 from selectconv.budget import Budget, StepOptions, check_targets
 from selectconv.checks import check_choice, check_count, check_fraction
 from selectconv.errors import AllocationError, SelectConvError
-from selectconv.layer import DAMAGES, SelectConvNd, draw_shift
+from selectconv.layer import SelectConvNd
+from selectconv.optimizer_state import check_owns, check_state_by_parameter, state_of_slots
+from selectconv.slots import DAMAGES, draw_shift
 from selectconv.threads import one_thread
 
 MODES = ("select", "zero", "random", "dealloc", "shift", "none")
 _STATE_VERSION = 1
 _NEVER = -(1 << 40)  # an epoch long before any
-
-
-@dataclass(frozen=True)
-class AllocationReport:
-    """What a step did, or would do: false when nothing changed.
-
-    Attributes:
-        epoch: the epoch of a scheduled step; None for one on demand.
-        plan: the plan itself, which `ChannelAllocator.apply` carries out on a copy of the model.
-        smallest_gamma: of a preview: the smallest gamma at which the next step would close a slot;
-            None: no slot can be closed, or the report is not a preview.
-
-    Example:
-        >>> plan = AllocationPlan.from_dict({"conv": {"closed": [2, 5], "opened": [[2, 0, None]]}})
-        >>> report = AllocationReport(epoch=7, plan=plan)
-        >>> report.deallocated, report.reallocated
-        ({'conv': [2, 5]}, {'conv': [2]})
-        >>> print(report)
-        epoch 7: 2 slots de-allocated, 1 re-allocated in 1 layers
-    """
-
-    epoch: int | None
-    plan: AllocationPlan
-    smallest_gamma: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a row of a log, which `json` can write and `ChannelAllocator.replay` can read."""
-        return {"epoch": self.epoch, "layers": self.plan.to_dict()}
-
-    @property
-    def deallocated(self) -> dict[str, list[int]]:
-        """The closed slots of each layer that closed any."""
-        return {name: plan.closed.tolist() for name, plan in self.plan if len(plan.closed)}
-
-    @property
-    def reallocated(self) -> dict[str, list[int]]:
-        """The re-opened slots of each layer that re-opened any."""
-        return {name: plan.opened.tolist() for name, plan in self.plan if len(plan.opened)}
-
-    def __bool__(self) -> bool:
-        return bool(self.plan)
-
-    def __str__(self) -> str:
-        closed = sum(map(len, self.deallocated.values()))
-        opened = sum(map(len, self.reallocated.values()))
-        layers = len(self.plan.layers)
-        when = "" if self.epoch is None else f"epoch {self.epoch}: "
-        acts = "" if self.smallest_gamma is None else f"; acts from gamma {self.smallest_gamma:.2g}"
-        return f"{when}{closed} slots de-allocated, {opened} re-allocated in {layers} layers{acts}"
 
 
 class ChannelAllocator:
@@ -159,7 +111,8 @@ class ChannelAllocator:
                 "`model` has no selective layers: call sc.convert(model) first, "
                 "or sc.create_model(..., selective=True)."
             )
-        self._check_optimizer()
+        if optimizer is not None:
+            check_owns(optimizer, self.layers)
         self._followers = [self._matching_layers(follower) for follower in followers]
         self._opened_at = {
             name: torch.full((layer.in_channels,), _NEVER, device="cpu")
@@ -392,14 +345,9 @@ class ChannelAllocator:
     def _smallest_gamma(self, epoch: int) -> float | None:
         smallest = []
         for name, layer in self.layers.items():
-            by_group = layer.gate.view(layer.groups, -1)
-            can_close = (by_group & (by_group.sum(dim=1, keepdim=True) > 1)).flatten()
-            protected = self._protected(name, epoch)
-            if protected is not None:
-                can_close &= ~protected.to(can_close.device)
-            if bool(can_close.any()):
-                largest = layer.ecdm(normalized=True, damage=self.damage).amax(dim=1)
-                smallest.append(float(largest[can_close].min()))
+            gamma = layer.smallest_gamma(self.damage, self._protected(name, epoch))
+            if gamma is not None:
+                smallest.append(gamma)
         return min(smallest, default=None)
 
     def _rehearse(self, plans: Iterable[AllocationPlan]) -> None:
@@ -442,7 +390,7 @@ class ChannelAllocator:
                 f"`plan` names layers that the model does not have: {unknown[:4]}."
             )
         if any(len(layer_plan.opened) for _, layer_plan in plan):
-            self._check_state_by_parameter()
+            check_state_by_parameter(self.optimizer)
         per_slot = {}
         for name, layer_plan in plan:
             layer = self.layers[name]
@@ -450,60 +398,12 @@ class ChannelAllocator:
                 for layers in copies:
                     layers[name].check_plan(layer_plan)
                 _check_seed(layer_plan.weight_seed)
-                per_slot[name] = self._state_of_slots(layer) if len(layer_plan.opened) else []
+                per_slot[name] = (
+                    state_of_slots(self.optimizer, layer) if len(layer_plan.opened) else []
+                )
             except AllocationError as error:
                 raise AllocationError(f"`{name}`: {error}") from error
         return per_slot
-
-    def _state_of_slots(self, layer: SelectConvNd) -> list[Tensor]:
-        """Collect what a re-opened slot must forget: optimizer state and pending gradients."""
-        found = []
-        for parameter in layer.slot_parameters():
-            if parameter.grad is not None:
-                found.append(parameter.grad)
-            state = {} if self.optimizer is None else self.optimizer.state.get(parameter, {})
-            for key, value in state.items():
-                if isinstance(value, Tensor) and value.shape == parameter.shape:
-                    found.append(value)
-                elif _has_more_than_a_number(value):
-                    raise self._refusal(parameter, key, value)
-        return found
-
-    def _check_state_by_parameter(self) -> None:
-        """Refuse state that one parameter keeps for all of them, such as LBFGS's flat vectors."""
-        for parameter, state in {} if self.optimizer is None else self.optimizer.state.items():
-            for key, value in state.items():
-                if isinstance(value, Tensor) and value.numel() > parameter.numel():
-                    raise self._refusal(parameter, key, value)
-
-    def _refusal(self, parameter: Tensor, key: str, value: object) -> AllocationError:
-        shape = tuple(value.shape) if isinstance(value, Tensor) else "none of its own"
-        return AllocationError(
-            f"{type(self.optimizer).__name__} keeps its state {key!r} in shape {shape} for a "
-            f"parameter of shape {tuple(parameter.shape)}, so it cannot be cleared for a re-opened "
-            "slot: use an optimizer with state for each element (SGD, Adam, AdamW, ...)."
-        )
-
-    def _check_optimizer(self) -> None:
-        if self.optimizer is None:
-            return
-        if not hasattr(self.optimizer, "param_groups") or not hasattr(self.optimizer, "state"):
-            raise TypeError(
-                f"`optimizer` must be a torch optimizer, got {type(self.optimizer).__name__}."
-            )
-        owned = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
-        missing = [
-            f"{name}.{kind}"
-            for name, layer in self.layers.items()
-            for kind, parameter in (("weight", layer.weight), ("shift", layer.shift))
-            if parameter is not None and parameter.requires_grad and id(parameter) not in owned
-        ]
-        if missing:
-            raise AllocationError(
-                f"`optimizer` does not own {len(missing)} parameters of the model's selective "
-                f"layers, the first {missing[0]!r}: build it after sc.convert, "
-                "from sc.param_groups(model) or model.parameters()."
-            )
 
     def _matching_layers(self, follower: nn.Module) -> dict[str, SelectConvNd]:
         if getattr(follower, "use_buffers", False):
@@ -558,31 +458,15 @@ class ChannelAllocator:
         self, decide: Callable[[], AllocationPlan], generator: torch.Generator
     ) -> AllocationPlan:
         """Let rank 0 decide; give every rank its plan and its random numbers, or its error."""
-        if not _in_process_group():
+        if not in_process_group():
             return decide()
-        message = b""
-        failed: Exception | None = None
-        if dist.get_rank() == 0:
-            try:
-                content: dict[str, Any] = {"plan": decide().to_dict()}
-                content["generator"] = generator.get_state().tolist()
-                content["gamma"] = None if self.budget is None else self.budget.solved
-            except Exception as error:  # whatever it is, the other ranks wait for a message
-                failed = error
-                content = {"error": str(error)}
-            message = json.dumps(content).encode()
-        device = self._message_device()
-        size = torch.tensor([len(message)], device=device)
-        dist.broadcast(size, src=0)
-        letters = torch.empty(int(size), dtype=torch.uint8, device=device)
-        if dist.get_rank() == 0:
-            letters.copy_(torch.frombuffer(bytearray(message), dtype=torch.uint8))
-        dist.broadcast(letters, src=0)
-        if failed is not None:
-            raise failed
-        content = json.loads(bytes(letters.cpu().numpy()))
-        if "error" in content:
-            raise AllocationError(f"rank 0: {content['error']}")
+
+        def describe() -> dict[str, Any]:
+            plan = decide().to_dict()
+            solved = None if self.budget is None else self.budget.solved
+            return {"plan": plan, "generator": generator.get_state().tolist(), "gamma": solved}
+
+        content = agree(describe, self._device)
         generator.set_state(torch.tensor(content["generator"], dtype=torch.uint8))
         if self.budget is not None:
             self.budget.solved = content["gamma"]
@@ -590,33 +474,22 @@ class ChannelAllocator:
 
     def _broadcast_allocation(self) -> None:
         """Give every rank the allocation and the shifts of rank 0, whatever it had before."""
-        if not _in_process_group():
+        if not in_process_group():
             return
         for layers in (self.layers, *self._followers):
-            buffers = [
-                tensor
-                for layer in layers.values()
-                for tensor in (layer.gate, layer.index, layer.moved, layer.shifted, layer.shift)
-                if tensor is not None
-            ]
-            # Not a set: the order must be the same in every process.
-            for dtype in dict.fromkeys(tensor.dtype for tensor in buffers):
-                same = [tensor.detach() for tensor in buffers if tensor.dtype == dtype]
-                flat = torch.cat([tensor.flatten() for tensor in same]).to(self._message_device())
-                sent = flat.to(torch.uint8) if dtype == torch.bool else flat
-                dist.broadcast(sent, src=0)
-                parts = sent.split([tensor.numel() for tensor in same])
-                for tensor, part in zip(same, parts, strict=True):
-                    tensor.copy_(part.view_as(tensor))
+            broadcast_tensors(
+                [
+                    tensor
+                    for layer in layers.values()
+                    for tensor in (layer.gate, layer.index, layer.moved, layer.shifted, layer.shift)
+                    if tensor is not None
+                ],
+                self._device,
+            )
 
-    def _message_device(self) -> torch.device:
-        if dist.get_backend() == "nccl":
-            return next(iter(self.layers.values())).weight.device
-        return torch.device("cpu")
-
-
-def _in_process_group() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.layers.values())).weight.device
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -642,13 +515,3 @@ def _select_layers(model: nn.Module) -> dict[str, SelectConvNd]:
 def _check_seed(seed: int | None) -> None:
     if seed is not None and not 0 <= seed < 1 << 63:
         raise AllocationError(f"`weight_seed` must be in [0, 2^63), got {seed}.")
-
-
-def _has_more_than_a_number(value: object) -> bool:
-    if isinstance(value, Tensor):
-        return value.numel() > 1
-    if isinstance(value, Mapping):
-        return any(_has_more_than_a_number(item) for item in value.values())
-    if isinstance(value, list | tuple):
-        return any(isinstance(item, Tensor) for item in value)
-    return False

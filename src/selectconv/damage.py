@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from selectconv.allocator import unwrap
 from selectconv.ecdm import normalize_ecdm
 from selectconv.errors import AllocationError, SelectConvError
-from selectconv.layer import SelectConvNd, slots_of
+from selectconv.layer import SelectConvNd
+from selectconv.slots import slots_of
 
 _CHUNK = 1 << 22  # numbers of the input that are unfolded at a time
 _WORST = 3  # offenders that a table's row has room for

@@ -772,7 +772,7 @@ def test_a_state_that_does_not_fit_is_refused(spoil, message):
 def test_every_rank_sends_the_dtypes_in_the_same_order(monkeypatch):
     # A set of dtypes is ordered by their addresses, which differ between processes.
     sent = []
-    monkeypatch.setattr(allocator_module, "_in_process_group", lambda: True)
+    monkeypatch.setattr(allocator_module, "in_process_group", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
     monkeypatch.setattr(torch.distributed, "broadcast", lambda t, src: sent.append(t.dtype))
     allocator_for(conv_net(), mode="none")._broadcast_allocation()

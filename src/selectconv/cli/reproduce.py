@@ -117,12 +117,6 @@ def write_report(grid: Grid, out: Path, problems: Mapping[str, str | None]) -> l
     from selectconv.report.collect import collect
 
     found = collect([out / RUNS])
-    done = {run.name for run in found.runs}
-    missing = [
-        (run.name, run.settings, problems.get(run.name) or "not finished")
-        for run in grid.runs
-        if run.name not in done
-    ]
     page, tables = build_report(
         found,
         title=grid.title,
@@ -130,7 +124,7 @@ def write_report(grid: Grid, out: Path, problems: Mapping[str, str | None]) -> l
         table=grid.table,
         scale=grid.scale,
         test=grid.test,
-        missing=missing,
+        missing=grid.missing({run.name for run in found.runs}, problems),
     )
     return write_results(out, page, tables)
 

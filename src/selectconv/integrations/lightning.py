@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from selectconv.allocator import MODES, AllocationReport, ChannelAllocator
+from selectconv.allocation_report import AllocationReport
+from selectconv.allocator import MODES, ChannelAllocator
 from selectconv.checks import check_choice
 from selectconv.errors import AllocationError
 from selectconv.layer import SelectConvNd

@@ -4,7 +4,7 @@ A file of `grids/` has a block for each scale, and a block is a list of products
 method x seed with the settings they share. Nothing about a table stands in code.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
@@ -61,6 +61,16 @@ class Grid:
     note: str
     test: str
     runs: tuple[PlannedRun, ...]
+
+    def missing(
+        self, done: Container[str], problems: Mapping[str, str | None]
+    ) -> list[tuple[str, dict[str, Any], str]]:
+        """List name, settings and reason of the runs that are not done."""
+        return [
+            (run.name, run.settings, problems.get(run.name) or run.problem or "not finished")
+            for run in self.runs
+            if run.name not in done
+        ]
 
 
 def load_grid(table: str, scale: str) -> Grid:

@@ -16,7 +16,7 @@ import yaml
 from selectconv.budget import check_targets
 from selectconv.checks import check_choice, check_count, check_fraction, check_non_negative
 from selectconv.data.registry import dataset_info, list_datasets
-from selectconv.layer import DAMAGES
+from selectconv.slots import DAMAGES
 from selectconv.zoo import list_models
 
 METHODS = ("plain", "select", "zero", "random", "dealloc", "shift", "lgc", "slimming")

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from selectconv.allocator import AllocationReport, ChannelAllocator
+from selectconv.allocation_report import AllocationReport
+from selectconv.allocator import ChannelAllocator
 from selectconv.data.image_set import DatasetInfo
 from selectconv.data.loader import Loader, make_loader
 from selectconv.data.registry import Splits, load_dataset

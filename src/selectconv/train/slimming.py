@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from selectconv.allocation import AllocationPlan, LayerPlan
-from selectconv.allocator import AllocationReport
+from selectconv.allocation_report import AllocationReport
 from selectconv.cost import count_macs, count_params
 from selectconv.errors import RunError, SelectConvWarning
 from selectconv.zoo.densenet import DenseUnit

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from selectconv.allocation import AllocationPlan, LayerPlan
-from selectconv.allocator import AllocationReport
+from selectconv.allocation_report import AllocationReport
 from selectconv.checks import check_count, check_non_negative
 
 _SMALLEST_NORM = 1e-12  # below it a group's norm has no usable gradient

@@ -12,17 +12,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from selectconv.checks import check_count
 from selectconv.concat_buffer import fill_buffers
-from selectconv.dataflow import (
-    CONVS,
-    NORMS,
-    Dataflow,
-    Kind,
-    Operation,
-    argument,
-    trace_dataflow,
-)
+from selectconv.dataflow import Dataflow, Operation, trace_dataflow
 from selectconv.errors import CompressionError
 from selectconv.example import as_arguments, evaluating
+from selectconv.kinds import CONVS, NORMS, Kind, argument
 from selectconv.layout import Channels, Layout, channel_axis, is_channel_operand, plan_layout
 from selectconv.pointwise import Pointwise2d
 from selectconv.rewiring import Part, conv_weight, stencil_weight

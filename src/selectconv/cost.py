@@ -12,7 +12,8 @@ from torch import fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from selectconv.checks import check_count
-from selectconv.dataflow import Dataflow, Kind, Operation, argument, is_spatial_mean, trace_dataflow
+from selectconv.dataflow import Dataflow, Operation, trace_dataflow
+from selectconv.kinds import Kind, argument, is_spatial_mean
 from selectconv.layer import SelectConvNd
 from selectconv.layout import Layout, channel_axis, plan_layout
 

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from torch import fx, nn
 from torch.nn.modules.conv import _ConvNd
 
-from selectconv.dataflow import Dataflow, Kind, Operation, argument
+from selectconv.dataflow import Dataflow, Operation
+from selectconv.kinds import Kind, argument
 from selectconv.layer import SelectConvNd
 from selectconv.rewiring import MACS_PER_PASS, Part, narrow, plan_parts
 

@@ -24,6 +24,13 @@ PAPERS_PLACEMENT = "input"
 # How channels are selected: differs between the rows of a comparison.
 _SELECTION = ("gamma", "top_k", "max_copies", "stop_at", "grace", "damage", "shift_weight_decay",
               "target_macs", "target_params", "group_lasso", "bn_sparsity", "realloc")  # fmt: skip
+# Of these, what a method makes use of; methods that are not here use all.
+_USED: dict[str, tuple[str, ...]] = {
+    "plain": (),
+    "shift": ("realloc",),
+    "lgc": ("group_lasso",),
+    "slimming": ("stop_at", "target_macs", "target_params", "bn_sparsity"),
+}
 # What a result does not depend on, or not by intention.
 _ASIDE = ("method", "seed", "data_root", "device", "precision", "compile", "channels_last")
 
@@ -76,10 +83,10 @@ def keys_of(config: Mapping[str, Any]) -> tuple[GroupKey, RowKey]:
     }
     rest["model_options"] = options
     method = config["method"]
+    if method in _USED:
+        selection = {name: selection.get(name) for name in _USED[method]}
     if method == "plain":
-        selection, placement = {}, PAPERS_PLACEMENT
-    elif method == "shift":  # selects nothing
-        selection = {"realloc": selection["realloc"]}
+        placement = PAPERS_PLACEMENT
     names = list(METHOD_NAMES)
     rank = 2 * (names.index(method) if method in names else len(names))
     rank += placement != PAPERS_PLACEMENT  # after the paper's

@@ -135,7 +135,9 @@ def _method_name(row: Row) -> str:
 
 def _selection_words(row: Row) -> str:
     selection: Mapping[str, Any] = json.loads(row.key.selection)
-    words = [f"{name} {selection[name]:g}" for name in ("gamma", "grace") if selection.get(name)]
+    budget = [name for name in ("target_macs", "target_params") if selection.get(name)]
+    names = (*(budget or ["gamma"]), "grace")
+    words = [f"{name} {selection[name]:g}" for name in names if selection.get(name)]
     return f" [{', '.join(words)}]" if words else ""
 
 

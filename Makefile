@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test check format figures architectures clean
+.PHONY: demo test check format figures architectures results clean
 
 demo: $(VENV)/.train
 	$(BIN)/python examples/demo.py
@@ -29,6 +29,12 @@ figures: $(VENV)/.dev
 
 architectures: $(VENV)/.dev
 	$(BIN)/python docs/architectures/make_table.py
+
+# The tables, pages and summaries of results/ from the runs' files.
+results: $(VENV)/.dev
+	for grid in table1 table2 table3 ablation; do \
+		$(BIN)/selectconv reproduce $$grid --scale reduced --no-run --out results/$$grid || exit 1; done
+	$(BIN)/python results/make_summary.py
 
 # torch goes first and alone: what else is asked for must not choose another build of it.
 $(VENV)/.torch: constraints.txt

@@ -45,9 +45,7 @@ def test_the_full_scale_is_the_paper(table, count):
 
 @pytest.mark.parametrize("data", ["cifar10", "fashion-mnist"])
 def test_the_reduced_ablation_has_the_promised_seeds(data):
-    every = [run for run in load_grid("ablation", "reduced").runs if run.config.data == data]
-    elsewhere = [run for run in every if "placement" in run.config.model_options]
-    runs = [run for run in every if run not in elsewhere]
+    runs = [run for run in load_grid("ablation", "reduced").runs if run.config.data == data]
     seeds = {m: {run.config.seed for run in runs if run.config.method == m} for m in ABLATIONS}
     assert len(seeds["plain"]) >= 10
     assert seeds["plain"] == seeds["select"]
@@ -57,13 +55,22 @@ def test_the_reduced_ablation_has_the_promised_seeds(data):
         assert max(seeds[method]) < 100  # from 100 on: the seeds that chose the protocol
     common = [{**run.config.to_dict(), "method": "", "seed": 0} for run in runs]
     assert all(config == common[0] for config in common)
-    assert {run.config.method for run in elsewhere} == {"select"}
-    assert {run.config.seed for run in elsewhere} == seeds["select"]
+
+
+def test_the_reduced_table_1_compares_placements_and_nothing_else():
+    runs = load_grid("table1", "reduced").runs
+    elsewhere = [run for run in runs if "placement" in run.config.model_options]
+    others = [run for run in runs if run not in elsewhere]
+    seeds = {run.config.seed for run in elsewhere}
+    for method in ("plain", "select", "shift"):
+        assert {run.config.seed for run in others if run.config.method == method} == seeds
+    common = [{**run.config.to_dict(), "method": "", "seed": 0} for run in others]
     for run in elsewhere:
         options = dict(run.config.model_options)
+        assert run.config.method == "select"
         assert options.pop("placement") == "before-norm"
-        config = {**run.config.to_dict(), "method": "", "seed": 0, "model_options": options}
-        assert config == common[0]
+        common.append({**run.config.to_dict(), "method": "", "seed": 0, "model_options": options})
+    assert all(config == common[0] for config in common)
 
 
 def test_an_unknown_table_or_scale_is_refused():

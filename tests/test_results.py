@@ -1,0 +1,71 @@
+"""Every number in results/ and in the README is what the runs' files say."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from selectconv.report.collect import collect
+from selectconv.report.groups import group_runs
+from selectconv.report.tables import build_table, write_csv
+from selectconv.reproduce.grid import TABLES, load_grid
+from selectconv.reproduce.jobs import find_state
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results"
+GRIDS = [table for table in TABLES if (RESULTS / table / "runs").is_dir()]
+
+
+def summary_module():
+    spec = importlib.util.spec_from_file_location("make_summary", RESULTS / "make_summary.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_ablation_is_there():
+    assert "ablation" in GRIDS
+
+
+def test_pages_say_what_the_runs_say():
+    module = summary_module()
+    summaries = {"short": module.write_short(), "long": module.write_long()}
+    for path, kind in module.PAGES.items():
+        text = path.read_text(encoding="utf-8")
+        assert module.fill(text, summaries[kind]) == text, f"{path.name}: run make results"
+
+
+@pytest.mark.parametrize("table", GRIDS)
+def test_tables_are_made_from_the_runs(table):
+    grid = load_grid(table, "reduced")
+    found = collect([RESULTS / table / "runs"])
+    missing = grid.missing({run.name for run in found.runs}, {})
+    made = [
+        build_table(group, table=table, scale="reduced", test=grid.test)
+        for group in group_runs(found.runs, missing)
+    ]
+    text = (RESULTS / table / "tables.md").read_text(encoding="utf-8")
+    assert text == "\n".join(one.to_markdown() for one in made), f"{table}: run make results"
+    assert (RESULTS / table / "tables.csv").read_text(encoding="utf-8") == write_csv(made)
+
+
+@pytest.mark.parametrize("table", GRIDS)
+def test_runs_are_whole_and_those_of_the_grid(table):
+    planned = {run.name: run for run in load_grid(table, "reduced").runs}
+    folders = sorted((RESULTS / table / "runs").iterdir())
+    assert {folder.name for folder in folders} <= set(planned)
+    for folder in folders:
+        assert find_state(planned[folder.name], RESULTS / table) == "done"
+        environment = json.loads((folder / "env.json").read_text())
+        assert environment["commit"], folder
+        assert environment["dirty"] is False, folder
+
+
+@pytest.mark.parametrize("table", GRIDS)
+def test_a_method_was_run_by_one_commit(table):
+    by_method = {}
+    for run in collect([RESULTS / table / "runs"]).runs:
+        key = (run.config.method, run.config.model_options.get("placement"))
+        by_method.setdefault(key, set()).add(run.environment["commit"])
+    assert all(len(commits) == 1 for commits in by_method.values()), by_method

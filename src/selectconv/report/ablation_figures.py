@@ -31,7 +31,11 @@ def draw_errors(group: Group, name: str) -> Figure:
             )
             spread = [place + 0.3 + 0.02 * (number % 5) for number in range(len(errors))]
             axes.plot(spread, errors, "o", color=colour, markersize=3, alpha=0.8)
-        axes.set_xticks(range(len(rows)), [row.key.short_name for row in rows])
+        labels = [
+            row.key.short_name.replace(f" {row.key.placement}", f"\n{row.key.placement}")
+            for row in rows
+        ]
+        axes.set_xticks(range(len(rows)), labels)
         axes.set_ylabel("test error, last epoch (%)")
         axes.grid(axis="y", linewidth=0.6)
         body = to_svg(figure, name)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from html import escape
 from importlib.resources import files
+from itertools import compress
 from typing import Any
 
 import yaml
@@ -42,21 +43,22 @@ class ResultTable:
     findings: list[str]
 
     def to_markdown(self) -> str:
-        """Write it as Markdown."""
-        lines = [f"**{self.title}**", "", "| " + " | ".join(HEADER) + " |"]
-        lines.append("|" + "---|" * len(HEADER))
+        """Write it as Markdown, without columns that are empty."""
+        header, rows = self._filled()
+        lines = [f"**{self.title}**", "", "| " + " | ".join(header) + " |"]
+        lines.append("|" + "---|" * len(header))
         lines += [
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self.rows
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows
         ]
         found = [f"- {finding}" for finding in self.findings]
         return "\n".join([*lines, "", *found, "", self.caption, ""])
 
     def to_html(self) -> str:
-        """Write it as HTML."""
-        head = "".join(f"<th>{escape(name)}</th>" for name in HEADER)
+        """Write it as HTML, without columns that are empty."""
+        header, rows = self._filled()
+        head = "".join(f"<th>{escape(name)}</th>" for name in header)
         body = "".join(
-            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in self.rows
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
         )
         found = "".join(f"<li>{escape(finding)}</li>" for finding in self.findings)
         return (
@@ -64,6 +66,11 @@ class ResultTable:
             f'</figcaption><div class="scroll"><table><thead><tr>{head}</tr></thead>'
             f"<tbody>{body}</tbody></table></div><ul>{found}</ul></figure>"
         )
+
+    def _filled(self) -> tuple[list[str], list[list[str]]]:
+        filled = [any(cells) for cells in zip(*self.rows, strict=True)]
+        header = list(compress(HEADER, filled))
+        return header, [list(compress(row, filled)) for row in self.rows]
 
 
 def write_csv(tables: Sequence[ResultTable]) -> str:

@@ -62,8 +62,9 @@ def test_the_reduced_table_1_compares_placements_and_nothing_else():
     elsewhere = [run for run in runs if "placement" in run.config.model_options]
     others = [run for run in runs if run not in elsewhere]
     seeds = {run.config.seed for run in elsewhere}
+    assert len(seeds) >= 4
     for method in ("plain", "select", "shift"):
-        assert {run.config.seed for run in others if run.config.method == method} == seeds
+        assert seeds <= {run.config.seed for run in others if run.config.method == method}
     common = [{**run.config.to_dict(), "method": "", "seed": 0} for run in others]
     for run in elsewhere:
         options = dict(run.config.model_options)

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from selectconv.report.answers import answer
 from selectconv.report.collect import collect
 from selectconv.report.findings import state_findings
 from selectconv.report.groups import Group, Row, group_runs
-from selectconv.report.statistics import compare, summarize
+from selectconv.report.statistics import show_p, summarize
 from selectconv.reproduce.grid import TABLES, load_grid
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,28 +23,29 @@ def load_groups() -> Iterator[tuple[str, Group]]:
         if not folder.is_dir():
             continue
         runs = collect([folder]).runs
-        for group in group_runs(runs, grid.missing({run.name for run in runs}, {})):
+        for group in group_runs(runs, grid.missing({run.name for run in runs}, {}), grid.first):
             yield table, group
 
 
 def write_short() -> str:
     """Hold select and +S against plain, a line a comparison."""
     lines = [
-        "| training | plain | +S | select | select against plain | p | seeds |",
-        "|---|---|---|---|---|---|---|",
+        "| training | plain | +S | select | select against plain, common seeds | p |",
+        "|---|---|---|---|---|---|",
     ]
     for _, group in load_groups():
         plain, select = group.find("plain"), group.find("select")
         if plain is None or select is None:
             continue
-        result = compare(errors(plain), errors(select))
-        if result is None:
+        found = answer(group).get(select.key)
+        if found is None:
             continue
-        missing = len(plain.missing) + len(select.missing)
+        result = found.result
+        missing = f" ({found.num_missing} runs missing)" if found.num_missing else ""
         lines.append(
             f"| {group.title} | {show(plain)} | {show(group.find('shift'))} | {show(select)} "
             f"| {result.change:+.1f} % ({result.low:+.1f} to {result.high:+.1f}) "
-            f"| {result.p:.3f}{f' ({missing} runs missing)' if missing else ''} | {result.n} |"
+            f"| {show_p(found.p).removeprefix('p ').removeprefix('= ')}{missing} |"
         )
     return "\n".join(lines)
 
@@ -61,17 +63,12 @@ def write_long() -> str:
     return "\n".join(lines).rstrip()
 
 
-def errors(row: Row) -> dict[int, float]:
-    """Return the last errors by seed."""
-    return {seed: run.error for seed, run in row.runs.items()}
-
-
 def show(row: Row | None) -> str:
-    """Show mean and deviation of the test error."""
+    """Show mean, deviation and n of the test error."""
     if row is None:
         return "-"
-    summary = summarize(list(errors(row).values()))
-    return f"{summary.mean:.2f} ± {summary.std:.2f} %"
+    summary = summarize([run.error for run in row.runs.values()])
+    return f"{summary.mean:.2f} ± {summary.std:.2f} % ({summary.n})"
 
 
 def fill(page: str, summary: str) -> str:

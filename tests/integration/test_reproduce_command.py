@@ -100,7 +100,9 @@ def test_a_dry_run_prints_the_grid_and_touches_nothing(table, runs, one, tmp_pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ([], "`reproduce` needs `table`: one of table1, table2, table3, ablation."),
         (["tabel1"], "Did you mean 'table1'"),
+        (["table1", "--gpus-per-run", "-1"], "`gpus_per_run` must"),
         (["table1", "--scale", "ful"], "Did you mean 'full'"),
         (["table1", "--engine", "raye"], "Did you mean 'ray'"),
         (["table1", "--jobs", "0"], "`jobs` must be at least 1"),
@@ -156,7 +158,69 @@ def test_without_ray_the_extra_is_named(grid, tmp_path, monkeypatch, capsys):
 def test_what_is_finished_can_be_reported_without_running_the_rest(grid, tmp_path, capsys):
     write_run(tmp_path / "runs" / "p", **grid.runs[0].settings)
     assert main(["reproduce", "ablation", "--no-run", "--out", str(tmp_path)]) == 0
-    assert "4 runs, 1 done" in capsys.readouterr().out
+    assert "tables.csv" in capsys.readouterr().out
     rows = (tmp_path / "tables.csv").read_text()
     assert "s: not finished" in rows
     assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize("flags", [[], ["--dry-run"], ["--no-run"]])
+def test_a_place_that_is_no_folder_is_refused_before_any_work(flags, grid, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for place in ("file", "file/below"):
+        assert main(["reproduce", "ablation", *flags, "--out", str(tmp_path / place)]) == 2
+        assert f"and {tmp_path / 'file'} is a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["", ".", "file/page.html"])
+def test_a_page_that_cannot_be_written_is_refused_before_any_work(place, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    write_run(tmp_path / "p", method="plain")
+    out = str(tmp_path / place) if place not in ("", ".") else place
+    assert main(["report", str(tmp_path / "p"), "--out", out]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "`out` must be a" in line
+
+
+def test_a_done_run_that_is_damaged_is_named_and_fails(grid, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(reproduce, "launch", lambda *arguments: None)
+    run = write_run(tmp_path / "runs" / "p", **grid.runs[0].settings)
+    (run / "metrics.jsonl").write_text("")
+    assert main(["reproduce", "ablation", "--out", str(tmp_path)]) == 1
+    shown = capfd.readouterr()
+    assert "p is done but cannot be reported: incomplete: it is 'done' and has 0 of 2" in shown.out
+    assert "once its folder is deleted" in shown.err
+    assert "p: incomplete" in (tmp_path / "tables.csv").read_text()
+
+
+def test_unreadable_settings_stop_a_run_but_not_a_report(grid, tmp_path, capsys):
+    run = write_run(tmp_path / "runs" / "p", **grid.runs[0].settings)
+    (run / "config.yaml").write_text("model: [densenet40\n")
+    assert main(["reproduce", "ablation", "--out", str(tmp_path)]) == 2
+    assert f"Delete {run} to run it again" in capsys.readouterr().err
+    assert main(["reproduce", "ablation", "--no-run", "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "tables.md").exists()
+
+
+def test_an_interrupted_grid_says_how_to_go_on(grid, tmp_path, monkeypatch, capsys):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reproduce, "launch", interrupt)
+    assert main(["reproduce", "ablation", "--out", str(tmp_path / "out")]) == 1
+    assert "the same command goes on" in capsys.readouterr().err
+    assert (tmp_path / "out" / "tables.md").exists()
+
+
+@pytest.mark.parametrize("table", ["table1", "table2", "table3", "ablation"])
+@pytest.mark.parametrize("scale", ["full", "reduced", "smoke"])
+def test_a_grid_without_any_run_can_be_reported(table, scale, tmp_path):
+    out = tmp_path / "out"
+    assert main(["reproduce", table, "--scale", scale, "--no-run", "--out", str(out)]) == 0
+    assert "not finished" in (out / "tables.md").read_text()
+
+
+def test_a_folder_name_may_look_like_markup(grid, tmp_path, capsys):
+    out = tmp_path / "x[red][/b]"
+    assert main(["reproduce", "ablation", "--no-run", "--out", str(out)]) == 0
+    assert f"wrote {out / 'tables.md'}" in capsys.readouterr().out

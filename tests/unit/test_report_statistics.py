@@ -34,9 +34,12 @@ def test_too_few_common_seeds_are_no_comparison():
     assert compare({0: 1.0, 1: 2.0}, {1: 1.0, 2: 2.0}) is None
 
 
-def test_equal_differences_need_no_division_by_zero():
-    assert compare({0: 2.0, 1: 4.0}, {0: 1.0, 1: 3.0}).p == 0.0
-    assert compare({0: 2.0, 1: 4.0}, {0: 2.0, 1: 4.0}).p == 1.0
+@pytest.mark.parametrize("change", [-0.1, 0.0, 0.7])
+def test_equal_differences_are_no_proof(change):
+    plain = {0: 20.1, 1: 22.3, 2: 21.7}
+    result = compare(plain, {seed: error + change for seed, error in plain.items()})
+    assert math.isnan(result.p)
+    assert result.change == pytest.approx(100 * change / summarize(list(plain.values())).mean)
 
 
 def test_holm_never_falls_and_never_passes_one():
@@ -45,3 +48,10 @@ def test_holm_never_falls_and_never_passes_one():
     )
     assert correct_holm({"a": 0.6, "b": 0.7}) == pytest.approx({"a": 1.0, "b": 1.0})
     assert correct_holm({}) == {}
+
+
+def test_holm_counts_what_has_no_p_wherever_it_stands():
+    for names in ("abc", "bac", "bca"):
+        found = correct_holm({name: {"a": math.nan, "b": 0.01, "c": 0.04}[name] for name in names})
+        assert math.isnan(found["a"])
+        assert (found["b"], found["c"]) == pytest.approx((0.03, 0.08))

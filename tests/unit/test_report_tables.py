@@ -2,6 +2,7 @@
 
 import json
 import math
+from html import escape
 
 import pytest
 import torch
@@ -13,10 +14,11 @@ from selectconv.cost import count_macs, count_params
 from selectconv.data.registry import dataset_info
 from selectconv.report.build import choose_run, draw_group
 from selectconv.report.collect import collect, read_run
-from selectconv.report.groups import group_runs
+from selectconv.report.groups import find_duplicates, group_runs
 from selectconv.report.replay import CLOSED, MOVED, OWN, replay
 from selectconv.report.size import measure_size
 from selectconv.report.tables import HEADER, build_table, paper_figures
+from selectconv.reproduce.grid import load_grid
 from selectconv.train.config import resolve
 from selectconv.train.loop import build_model
 
@@ -138,10 +140,11 @@ def test_markdown_csv_and_html_have_the_same_cells(folder):
     table = build_table(group)
     markdown, html = table.to_markdown(), table.to_html()
     # Nothing is missing, and the paper has no figures for these: no columns for that.
-    empty = {"missing", "paper: change"}
+    empty = {"missing", "MACs, CondenseNet's count"}
+    empty |= {"paper: change", "paper: params", "paper: FLOPs"}
     for name in HEADER:
         assert (f" {name} |" in markdown) is (name not in empty)
-        assert (f"<th>{name}</th>" in html) is (name not in empty)
+        assert (f'<th scope="col">{escape(name)}</th>' in html) is (name not in empty)
     for row in table.rows:
         shown = [cell for name, cell in zip(HEADER, row, strict=True) if name not in empty]
         assert "| " + " | ".join(shown) + " |" in markdown
@@ -190,7 +193,7 @@ def test_findings_say_what_the_runs_show(folder, tmp_path):
     [group] = group_runs(collect([folder]).runs)
     [finding] = build_table(group).findings
     assert "against plain, 3 seeds: test error 21.00 % to 19.00 %" in finding
-    assert finding.endswith("p = 0.0742: no difference at the level of 0.05.")
+    assert finding.endswith("p = 0.0742: no difference found at the level of 0.05.")
     for seed, error in enumerate((20.0, 22.0, 21.0)):
         write_run(tmp_path / f"p{seed}", method="plain", seed=seed, error=error)
         write_run(tmp_path / f"s{seed}", method="select", seed=seed, error=error + 1 + seed / 10)
@@ -238,6 +241,9 @@ def test_another_placement_is_a_question_of_its_own(tmp_path):
     assert placed["params"] == cells(table, "+S")["params"]
     [finding] = [line for line in table.findings if line.startswith(names[-1].partition(" [")[0])]
     assert "against +D+R zero+shift (select), 3 seeds: test error 19.00 % to 17.90 %" in finding
+    # The row itself is held against the paper's placement too.
+    assert placed["change"] == f"{100 * (17.9 / 19 - 1):+.2f} %"
+    assert "Another placement is held against the paper's" in table.caption
     # Neither select nor its other placement is among the second questions: two of them remain.
     # Differences 0, -1, -2: t^2 = 3, and with two degrees of freedom p = 1 - t / sqrt(2 + t^2).
     assert cells(table, "+S")["p"] == f"{2 * (1 - math.sqrt(3 / 5)):.4f}"
@@ -273,3 +279,81 @@ def test_without_a_baseline_nothing_is_compared(tmp_path):
     assert build_table(group).findings == [
         "There is no finished run of the baseline: nothing can be compared."
     ]
+
+
+def pairs(folder, **errors):
+    for method, values in errors.items():
+        for seed, error in enumerate(values):
+            write_run(folder / f"{method}{seed}", method=method, seed=seed, error=error)
+    return collect([folder]).runs
+
+
+def test_questions_without_an_answer_yet_count(tmp_path):
+    runs = pairs(tmp_path, plain=(20.0, 22.0, 21.0), dealloc=(19.0, 20.9, 19.8))
+    settings = runs[0].config.to_dict()
+    alone = cells(build_table(group_runs(runs)[0]), "+D")
+    missing = [
+        (f"{method}{seed}", {**settings, "method": method, "seed": seed}, "no disk left")
+        for method in ("zero", "random", "shift")
+        for seed in range(3)
+    ]
+    table = build_table(group_runs(runs, missing)[0])
+    assert float(cells(table, "+D [")["p"]) == pytest.approx(4 * float(alone["p"]), abs=3e-4)
+    [finding] = [line for line in table.findings if line.startswith("+D against")]
+    assert finding.endswith("after Holm's correction: preliminary, 9 planned runs are missing.")
+
+
+def test_the_first_question_is_the_grid_s(tmp_path):
+    runs = pairs(
+        tmp_path, plain=(20.0, 22.0, 21.0), dealloc=(19.0, 20.9, 19.8), zero=(19.0, 20.9, 19.8)
+    )
+    both = build_table(group_runs(runs)[0])
+    own = build_table(group_runs(runs, first=("dealloc",))[0])
+    corrected, alone = (float(cells(table, "+D [")["p"]) for table in (both, own))
+    assert corrected == pytest.approx(2 * alone, abs=2e-4)
+    assert own.findings[0].startswith("+D against plain")
+    assert "Holm" not in own.caption
+    assert load_grid("table2", "full").first == ("dealloc",)
+
+
+def test_a_missing_run_stands_in_the_row_of_its_method(tmp_path):
+    settings = {**SETTINGS, "method": "slimming", "target_macs": 0.6}
+    write_run(tmp_path / "p", method="plain")
+    runs = collect([tmp_path]).runs
+    missing = [(f"s{seed}", {**settings, "seed": seed}, "killed") for seed in range(2)]
+    [group] = group_runs(runs, missing)
+    assert [(row[0], row[-1]) for row in build_table(group).rows] == [
+        ("plain", ""),
+        ("slimming [target_macs 0.6]", "s0, s1: killed"),
+    ]
+
+
+def test_groups_that_differ_in_a_setting_have_titles_that_say_so(tmp_path):
+    write_run(tmp_path / "a", method="plain", lr=0.1)
+    write_run(tmp_path / "b", method="plain", lr=0.2)
+    titles = [group.title for group in group_runs(collect([tmp_path]).runs)]
+    assert [title.partition(", 6 epochs")[2] for title in titles] == [", lr 0.1", ", lr 0.2"]
+
+
+def test_a_second_run_with_the_same_settings_is_named(tmp_path):
+    write_run(tmp_path / "a", method="plain", error=20.0)
+    write_run(tmp_path / "b", method="plain", error=30.0)
+    runs = collect([tmp_path]).runs
+    [line] = find_duplicates(runs)
+    assert line.startswith(f"{tmp_path / 'b'}: settings and seed of {tmp_path / 'a'}")
+    [group] = group_runs(runs)
+    assert cells(build_table(group), "plain")["test error %, last epoch"] == "20.00"
+    write_run(tmp_path / "c", method="shift", shift_weight_decay=1e-5)
+    write_run(tmp_path / "d", method="shift", shift_weight_decay=1e-2)
+    assert len(find_duplicates(collect([tmp_path]).runs)) == 1
+
+
+def test_table_2_shows_the_paper_s_sizes_and_its_count(tmp_path):
+    settings = {"model": "densenet_bc190", "data": "cifar10", "image_size": 16}
+    options = {"growth_rate": 4, "units": [1, 1, 1]}
+    write_run(tmp_path / "p", method="plain", model_options=options, **settings)
+    [group] = group_runs(collect([tmp_path]).runs)
+    row = cells(build_table(group, table="table2"), "plain")
+    assert (row["paper: params"], row["paper: FLOPs"]) == ("25.6M", "9,388M")
+    own, counted = (float(row[name][:-1]) for name in ("MACs", "MACs, CondenseNet's count"))
+    assert counted > own > 0

@@ -150,3 +150,12 @@ def test_a_run_dies_with_whoever_started_it(tmp_path):
 
 def test_outcomes_are_plain_data():
     assert json.dumps(vars(jobs.Outcome("a", None))) == '{"name": "a", "problem": null}'
+
+
+def test_a_run_is_resumed_where_the_logs_are_gone(tmp_path):
+    folder = write_run(tmp_path / "runs" / "a", method="plain")
+    (folder / "status.json").write_text('{"status": "running"}')
+    process = jobs.start(planned(), tmp_path, {})
+    process.kill()
+    process.wait()
+    assert (tmp_path / jobs.LOGS / "a.txt").exists()

@@ -101,6 +101,11 @@ def explain(message: str, words: list[str]) -> str:
         return f"unknown setting {name!r}; {hint}"
     if "to be one of {" in message and "not provided" in message:  # it cuts long lists short
         return f"say what to do: one of {', '.join(VERBS)}."
+    required = re.search(r"arguments are required: (\w+)\.(\w+)", message)
+    if required and required[1] in VERBS:
+        actions: list[Any] = VERBS[required[1]].build_parser()._actions
+        what = next(action.help for action in actions if action.dest == required[2])
+        return f"`{required[1]}` needs `{required[2]}`: {what}."
     key = re.search(r'Parser key "([^"]+)"', message)
     value = re.search(r"(?:Given value|Got value): (.*)", message)
     if key and value:

@@ -6,6 +6,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 
 from selectconv.cli.errors import UsageError
+from selectconv.cli.places import check_file
 
 HELP = "write one page with the tables and figures of runs"
 
@@ -22,17 +23,19 @@ def build_parser() -> ArgumentParser:
 
 def run(options: Namespace) -> int:
     """Write the page."""
+    out = check_file(options.out)
     from selectconv.report.build import build_report
     from selectconv.report.collect import collect
+    from selectconv.report.examine import examine
+    from selectconv.report.groups import find_duplicates
     from selectconv.train.records import write_text
 
-    found = collect([Path(folder) for folder in options.dirs])
+    found = examine(collect([Path(folder) for folder in options.dirs]))
     if not found.runs:
         raise UsageError("no finished run to report: " + " ".join(found.left_out))
-    for line in [*found.left_out, *found.notes]:
+    for line in [*found.left_out, *found.notes, *find_duplicates(found.runs)]:
         print(f"selectconv: {line}", file=sys.stderr)
     page, _ = build_report(found)
-    out = Path(options.out)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, page)
     print(f"{out}: {len(found.runs)} runs, {len(page) / 1e6:.1f} MB")

@@ -7,12 +7,14 @@ from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 from rich.table import Table
 
-from selectconv.checks import check_choice, check_count
+from selectconv.checks import check_choice, check_count, check_non_negative
 from selectconv.cli.errors import UsageError
+from selectconv.cli.places import check_folder
 from selectconv.errors import RunError
 from selectconv.reproduce.grid import TABLES, Grid, PlannedRun, load_grid
 from selectconv.reproduce.jobs import LOGS, RUNS, Outcome, find_state
 from selectconv.reproduce.local_engine import run_local
+from selectconv.train.records import RunFolder
 
 HELP = "run what is behind a table of the paper, and fill it in"
 ENGINES = ("local", "ray")
@@ -51,8 +53,11 @@ def run(options: Namespace) -> int:
     grid = load_grid(options.table, options.scale)
     check_choice("engine", options.engine, ENGINES)
     check_count("jobs", options.jobs, 1)
-    out = Path(options.out or Path("reproduce") / f"{grid.table}-{grid.scale}")
-    console = Console(soft_wrap=True, highlight=False)
+    if options.gpus_per_run is not None:
+        check_non_negative("gpus_per_run", options.gpus_per_run)
+    default = Path("reproduce") / f"{grid.table}-{grid.scale}"
+    out = check_folder(default if options.out is None else options.out)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
     if options.engine == "ray":
         from selectconv.reproduce.ray_engine import import_ray
 
@@ -60,6 +65,9 @@ def run(options: Namespace) -> int:
             import_ray()
         except RunError as error:
             raise UsageError(str(error)) from error
+    if options.no_run:
+        write_report(grid, out, {}, console)
+        return 0
     try:
         states = {run.name: find_state(run, out) for run in grid.runs}
     except RunError as error:
@@ -73,28 +81,28 @@ def run(options: Namespace) -> int:
     for name, problem in problems.items():
         console.print(f"{name} cannot run: {problem}")
     left = [run for run in grid.runs if states[run.name] in ("new", "resume")]
-    if options.no_run:
-        for path in write_report(grid, out, problems):
-            console.print(f"wrote {path}")
-        return 0
     ended = 0
 
     def tell(outcome: Outcome) -> None:
         nonlocal ended
         ended += 1
         word = "done" if outcome.problem is None else f"failed: {outcome.problem}"
-        console.print(f"[{ended}/{len(left)}] {outcome.name} {word}", markup=False)
+        console.print(f"[{ended}/{len(left)}] {outcome.name} {word}")
         if outcome.problem is not None:
             problems[outcome.name] = outcome.problem
 
-    launch(left, out, options, tell)
-    for path in write_report(grid, out, problems):
-        console.print(f"wrote {path}")
+    try:
+        launch(left, out, options, tell)
+    except KeyboardInterrupt:
+        write_report(grid, out, problems, console)
+        raise RunError("interrupted; the same command goes on where it was.") from None
+    problems = write_report(grid, out, problems, console)
     if problems:
         named = ", ".join(problems)
         raise RunError(
             f"{len(problems)} of {len(grid.runs)} runs failed: {named}; the same command tries "
-            f"them again, and {out / LOGS} has what they said."
+            f"them again, and {out / LOGS} has what they said. A run that is done but damaged is "
+            "run again once its folder is deleted."
         )
     return 0
 
@@ -111,12 +119,28 @@ def launch(
         run_local(left, out, options.jobs, tell)
 
 
-def write_report(grid: Grid, out: Path, problems: Mapping[str, str | None]) -> list[Path]:
-    """Write the grid's tables and its page from what is finished."""
+def write_report(
+    grid: Grid, out: Path, problems: Mapping[str, str | None], console: Console
+) -> dict[str, str]:
+    """Write the grid's tables and its page from what is finished.
+
+    Returns:
+        Why runs are missing that failed, cannot run, or are done but damaged, by name.
+    """
     from selectconv.report.build import build_report, write_results
     from selectconv.report.collect import collect
+    from selectconv.report.examine import examine
 
-    found = collect([out / RUNS])
+    found = examine(collect([out / RUNS]))
+    done = {run.name for run in found.runs}
+    damaged = {
+        run.name: found.reasons[run.name]
+        for run in grid.runs
+        if run.name in found.reasons and RunFolder(out / RUNS / run.name).status() == "done"
+    }
+    known = {**damaged, **{name: why for name, why in problems.items() if why is not None}}
+    for name, why in damaged.items():
+        console.print(f"{name} is done but cannot be reported: {why}")
     page, tables = build_report(
         found,
         title=grid.title,
@@ -124,9 +148,12 @@ def write_report(grid: Grid, out: Path, problems: Mapping[str, str | None]) -> l
         table=grid.table,
         scale=grid.scale,
         test=grid.test,
-        missing=grid.missing({run.name for run in found.runs}, problems),
+        missing=grid.missing(done, known),
+        first=grid.first,
     )
-    return write_results(out, page, tables)
+    for path in write_results(out, page, tables):
+        console.print(f"wrote {path}")
+    return known
 
 
 def show_plan(grid: Grid, states: dict[str, str], out: Path, jobs: int, console: Console) -> None:

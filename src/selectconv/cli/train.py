@@ -127,12 +127,12 @@ def run(options: Namespace) -> int:
 @contextmanager
 def stoppable() -> Iterator[None]:
     """Turn SIGTERM, which torchrun sends when another process has died, into an error."""
+    why = ""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        why = ", which torchrun sends when another process of the run has died"
 
     def stop(number: int, frame: object) -> None:
-        raise RunError(
-            "stopped by SIGTERM, which torchrun sends when another process of the run has died: "
-            "go on with --resume."
-        )
+        raise RunError(f"stopped by SIGTERM{why}: go on with --resume.")
 
     before = signal.signal(signal.SIGTERM, stop)
     try:

@@ -1,5 +1,6 @@
 """Section 3.3's comparison of methods: errors, test losses, and how many slots are shifted."""
 
+import math
 from collections.abc import Sequence
 from statistics import mean
 
@@ -59,7 +60,7 @@ def draw_losses(group: Group, name: str) -> Figure:
             losses = [line["test_loss"] for line in run.metrics]
             label = f"{row.key.short_name} (seed {run.config.seed})"
             axes.plot(losses, color=_colour(row), label=label, linewidth=1.4)
-        stop = group.config["stop_at"] * group.config["epochs"] - 1
+        stop = math.ceil(group.config["stop_at"] * group.config["epochs"]) - 1
         axes.axvline(stop, color=GRID, linestyle="--", linewidth=1)
         axes.set_xlabel("epoch (dashed: the last one that selects channels)")
         axes.set_ylabel("test loss")

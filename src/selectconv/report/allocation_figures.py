@@ -59,15 +59,15 @@ def draw_history(run: Run, name: str) -> Figure:
     payload = json.dumps({"layers": data}, separators=(",", ":")).replace("<", "\\u003c")
     body = (
         f'<div class="slots" id="{escape(name)}"><div class="layers" role="listbox" '
-        f'aria-label="layers"></div><div class="detail"><p class="which"></p>'
-        f'<svg class="grid" role="img" aria-label="slots over the epochs"></svg></div>'
+        f'aria-label="layers"></div><div class="detail"><p class="which" aria-live="polite"></p>'
+        f'<svg class="grid" role="img" tabindex="0" aria-label="slots over the epochs"></svg></div>'
         f'<script type="application/json">{payload}</script></div>'
     )
     return Figure(
         title,
-        f"{describe(run)}. Point at a layer (or use the arrow keys): columns are slots, lines are "
-        "epochs; grey reads its own channel, empty is closed, magenta is re-allocated. At the end "
-        "of an epoch, after its step.",
+        f"{describe(run)}. Point at a layer or a slot (or use the arrow keys): columns are slots, "
+        "lines are epochs; grey reads its own channel, empty is closed, magenta is re-allocated. "
+        "At the end of an epoch, after its step.",
         body,
     )
 

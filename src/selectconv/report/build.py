@@ -1,10 +1,11 @@
 """The report: from folders to the page."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from selectconv.errors import SelectConvError
 from selectconv.report.ablation_figures import (
     draw_errors,
     draw_losses,
@@ -15,7 +16,7 @@ from selectconv.report.allocation_figures import describe, draw_history, draw_ma
 from selectconv.report.collect import Collection, Run
 from selectconv.report.damage_figures import draw_damage
 from selectconv.report.feature_figures import draw_pair, draw_top
-from selectconv.report.groups import PAPERS_PLACEMENT, Group, group_runs
+from selectconv.report.groups import FIRST, PAPERS_PLACEMENT, Group, find_duplicates, group_runs
 from selectconv.report.input_figures import draw_inputs
 from selectconv.report.network import load_trained
 from selectconv.report.page import Section, render_lines, render_page, render_runs
@@ -42,6 +43,7 @@ def build_report(
     scale: str = "",
     test: str = "",
     missing: Missing = (),
+    first: tuple[str, ...] = FIRST,
 ) -> tuple[str, list[ResultTable]]:
     """Build the page and its tables.
 
@@ -53,8 +55,9 @@ def build_report(
         scale: of the grid; empty for runs that belong to none.
         test: the statistical test that was named before the runs.
         missing: name, settings and reason of planned runs that are not finished.
+        first: the methods of the test's first question.
     """
-    groups = group_runs(found.runs, missing)
+    groups = group_runs(found.runs, missing, first)
     tables = [build_table(group, table=table, scale=scale, test=test) for group in groups]
     sections = [Section("Results", [result.to_html() for result in tables])]
     for number, group in enumerate(groups):
@@ -64,39 +67,58 @@ def build_report(
     sections.append(Section("Runs, and how to repeat them", [render_runs(found.runs)]))
     if found.left_out:
         sections.append(Section("Left out", [render_lines(found.left_out)]))
-    if found.notes:
-        sections.append(Section("Notes", [render_lines(found.notes)]))
+    notes = [*found.notes, *find_duplicates(found.runs)]
+    if notes:
+        sections.append(Section("Notes", [render_lines(notes)]))
     return render_page(title, " ".join([_LEAD, note]).strip(), sections), tables
 
 
 def draw_group(group: Group, name: str) -> list[Figure]:
     """Draw all figures of one comparison."""
-    figures = []
-    if len([row for row in group.rows.values() if row.runs]) > 1:
-        figures += [draw_errors(group, f"{name}-errors")]
-    figures.append(draw_losses(group, f"{name}-losses"))
-    shifts = draw_shift_counts(group, f"{name}-counts")
-    if shifts is not None:
-        figures.append(shifts)
     run = choose_run(group)
-    if run is None:
-        return figures
-    figures += [draw_history(run, f"{name}-history"), draw_map(run, f"{name}-map")]
+    plans: list[tuple[str, Callable[[], Figure | None]]] = []
+    if len([row for row in group.rows.values() if row.runs]) > 1:
+        plans.append(("Test error by method", lambda: draw_errors(group, f"{name}-errors")))
+    plans.append(("Test loss", lambda: draw_losses(group, f"{name}-losses")))
+    plans.append(("Slots that are shifted", lambda: draw_shift_counts(group, f"{name}-counts")))
+    if run is not None:
+        plans += _plan_close_look(run, name)
+    figures = [_draw(title, draw, run) for title, draw in plans]
+    return [figure for figure in figures if figure is not None]
+
+
+def _plan_close_look(run: Run, name: str) -> list[tuple[str, Callable[[], Figure | None]]]:
+    """List the figures of one run, each with the title it has where it cannot be drawn."""
+    plans: list[tuple[str, Callable[[], Figure | None]]] = [
+        ("The slots of a layer", lambda: draw_history(run, f"{name}-history")),
+        ("Where channels were de- and re-allocated", lambda: draw_map(run, f"{name}-map")),
+    ]
     trained = load_trained(run, _NUM_IMAGES)
     if isinstance(trained, str):
         names = "learned shifts, feature maps, damage, distribution of hidden inputs"
-        figures.append(Figure(f"Not drawn: {names}", describe(run), problem=trained))
-        return figures
-    figures.append(draw_shifts(run, trained.model, f"{name}-shifts"))
+        missing = Figure(f"Not drawn: {names}", describe(run), problem=trained)
+        return [*plans, ("", lambda: missing)]
+    plans.append(("Learned shifts", lambda: draw_shifts(run, trained.model, f"{name}-shifts")))
     if run.config.model_options.get("placement", PAPERS_PLACEMENT) == PAPERS_PLACEMENT:
-        figures.append(draw_pair(run, trained, f"{name}-pair"))
-        figures.append(draw_top(run, trained, f"{name}-top"))
+        plans.append(("A de-allocated channel", lambda: draw_pair(run, trained, f"{name}-pair")))
+        plans.append(("Channels most often moved", lambda: draw_top(run, trained, f"{name}-top")))
     else:
         problem = "It selects before the norm: there are no maps of channels after it."
-        figures.append(Figure("Not drawn: feature maps", describe(run), problem=problem))
-    figures.append(draw_damage(run, trained, f"{name}-damage"))
-    figures.append(draw_inputs(run, trained, f"{name}-inputs"))
-    return figures
+        unmapped = Figure("Not drawn: feature maps", describe(run), problem=problem)
+        plans.append(("", lambda: unmapped))
+    plans.append(("Damage", lambda: draw_damage(run, trained, f"{name}-damage")))
+    plans.append(("Hidden inputs", lambda: draw_inputs(run, trained, f"{name}-inputs")))
+    return plans
+
+
+def _draw(title: str, draw: Callable[[], Figure | None], run: Run | None) -> Figure | None:
+    """Draw a figure; where a run's files do not allow it, say why in its place."""
+    try:
+        return draw()
+    except (SelectConvError, ArithmeticError, LookupError, RuntimeError, ValueError) as error:
+        caption = "" if run is None else describe(run)
+        reason = " ".join(str(error).split())
+        return Figure(f"Not drawn: {title}", caption, problem=f"It could not be drawn: {reason}")
 
 
 def choose_run(group: Group) -> Run | None:

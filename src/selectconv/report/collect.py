@@ -1,8 +1,10 @@
 """Runs as a report needs them: read from their folders, or left out with the reason."""
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,12 @@ from selectconv.errors import SelectConvError
 from selectconv.train.config import TrainConfig, resolve
 from selectconv.train.records import ALLOCATION, CONFIG, ENVIRONMENT, LAST, METRICS, RunFolder
 
-_DEPTH = 3  # how far below a given folder runs are looked for
+_DEPTH = 4  # how far below a given folder runs are looked for: results/GRID/runs/NAME
+# Settings that came later: runs of before have the defaults. Without any other, a file was cut.
+_LATER = {"group_lasso", "bn_sparsity", "target_macs", "target_params"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # each is itself, and can be the key of a cache
 class Run:
     """A finished run.
 
@@ -61,7 +65,8 @@ class Run:
     @property
     def command(self) -> str:
         """What repeats the run."""
-        return f"selectconv train --config {self.path / CONFIG} --out runs/{self.name}"
+        words = ["--config", str(self.path / CONFIG), "--out", f"runs/{self.name}"]
+        return shlex.join(["selectconv", "train", *words])
 
 
 @dataclass(frozen=True)
@@ -72,11 +77,19 @@ class Collection:
         runs: the finished runs.
         left_out: a line for everything that is not among them, with the reason.
         notes: a line for runs that are, but with something to know.
+        reasons: why a run that was found is not among them, by its name.
     """
 
-    runs: list[Run]
-    left_out: list[str]
-    notes: list[str]
+    runs: list[Run] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def leave_out(self, path: Path, error: Exception) -> None:
+        """Note a run that is not to be reported, and why."""
+        reason = " ".join(str(error).split())
+        self.left_out.append(f"{path}: {reason}")
+        self.reasons[path.name] = reason
 
 
 def collect(folders: Iterable[Path]) -> Collection:
@@ -86,7 +99,7 @@ def collect(folders: Iterable[Path]) -> Collection:
         >>> collect([Path("no/such/folder")]).left_out
         ['no/such/folder: there is no such folder.']
     """
-    found = Collection([], [], [])
+    found = Collection()
     seen: set[Path] = set()
     for folder in folders:
         paths = _find_runs(folder)
@@ -99,11 +112,11 @@ def collect(folders: Iterable[Path]) -> Collection:
             seen.add(path.resolve())
             try:
                 run = read_run(path)
-            except (SelectConvError, TypeError, ValueError, KeyError) as error:
-                found.left_out.append(f"{path}: {' '.join(str(error).split())}")
+            except (SelectConvError, OSError, TypeError, ValueError) as error:
+                found.leave_out(path, error)
                 continue
             found.runs.append(run)
-            version = run.environment.get("versions", {}).get("selectconv")
+            version = _version_of(run.environment)
             if version != __version__:
                 found.notes.append(f"{path}: of selectconv {version}; this is {__version__}.")
     return found
@@ -129,26 +142,59 @@ def read_run(path: Path) -> Run:
     """
     folder = RunFolder(path)
     environment = _read_environment(folder)
+    settings = folder.read_config()
     try:
-        config = resolve(folder.read_config())
+        config = resolve(settings)
     except (TypeError, ValueError) as error:
-        version = environment.get("versions", {}).get("selectconv")
         raise ValueError(
-            f"its settings are not those of this version ({__version__}; the run is of {version}): "
-            f"{error}"
+            f"its settings are not those of this version ({__version__}; the run is of "
+            f"{_version_of(environment)}): {error}"
         ) from error
+    lacking = set(config.to_dict()) - set(settings) - _LATER
+    if lacking:
+        raise ValueError(
+            f"{CONFIG} lacks {', '.join(sorted(lacking))}: it was cut, or is of another version."
+        )
     metrics = folder.read(METRICS)
     if folder.status() != "done" or len(metrics) != config.epochs:
         raise ValueError(
             f"incomplete: it is {folder.status()!r} and has {len(metrics)} of {config.epochs} "
             "epochs; left out."
         )
-    wanted: Sequence[str] = ("epoch", "test_loss", "test_error", "seconds", "moved", "closed")
-    for row in metrics:
-        missing = [name for name in wanted if name not in row]
-        if missing:
-            raise ValueError(f"{METRICS} has no {missing[0]!r} at epoch {row.get('epoch')}.")
-    return Run(path, config, metrics, folder.read(ALLOCATION), environment)
+    for epoch, row in enumerate(metrics):
+        _check_metrics(row, epoch)
+    allocation = folder.read(ALLOCATION)
+    for row in allocation:
+        _check_allocation(row, config.epochs)
+    return Run(path, config, metrics, allocation, environment)
+
+
+def _check_metrics(row: object, epoch: int) -> None:
+    if not isinstance(row, Mapping) or row.get("epoch") != epoch:
+        raise ValueError(f"{METRICS}, line {epoch + 1}, is not that of epoch {epoch}.")
+    for name in ("test_loss", "test_error", "seconds", "moved", "closed"):
+        value = row.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{METRICS}, epoch {epoch}: `{name}` is no number but {value!r}.")
+        if not math.isfinite(value) or value < 0:
+            raise ValueError(f"{METRICS}, epoch {epoch}: `{name}` is {value}.")
+
+
+def _check_allocation(row: object, epochs: int) -> None:
+    """Check the form of a line; `replay` holds it against the network."""
+    layers = row.get("layers") if isinstance(row, Mapping) else None
+    epoch = row.get("epoch") if isinstance(row, Mapping) else None
+    if not isinstance(layers, Mapping) or not isinstance(epoch, int) or not 0 <= epoch < epochs:
+        raise ValueError(f"{ALLOCATION} has a line that is no step of an epoch: {str(row)[:60]!r}.")
+    for name, plan in layers.items():
+        try:
+            slots = [*plan["closed"], *(slot for slot, *_ in plan["opened"])]
+            sources = [source for _, source, *_ in plan["opened"]]
+        except (KeyError, TypeError, ValueError):
+            slots = [None]
+            sources = []
+        if any(type(number) is not int or number < 0 for number in (*slots, *sources)):
+            raise ValueError(f"{ALLOCATION}, epoch {epoch}: {name!r} has a damaged plan.")
 
 
 def _read_environment(folder: RunFolder) -> dict[str, Any]:
@@ -157,3 +203,8 @@ def _read_environment(folder: RunFolder) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def _version_of(environment: Mapping[str, Any]) -> object:
+    versions = environment.get("versions")
+    return versions.get("selectconv") if isinstance(versions, Mapping) else None

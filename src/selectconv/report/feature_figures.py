@@ -10,7 +10,7 @@ from selectconv.report.allocation_figures import block_of, describe, short_name
 from selectconv.report.collect import Run
 from selectconv.report.network import Trained, watch_inputs
 from selectconv.report.plots import Figure, drawing, to_svg
-from selectconv.report.replay import LayerHistory, replay
+from selectconv.report.replay import MOVED, LayerHistory, replay
 
 _RED, _GREEN = "#d9483b", "#2f9e5f"
 _TOP = 5
@@ -47,7 +47,12 @@ def draw_pair(run: Run, trained: Trained, name: str) -> Figure:
 
 def _find_pair(layers: list[LayerHistory]) -> tuple[LayerHistory, int] | None:
     for layer in layers:  # the first unit that has one, as in the paper
-        moved = [slot for slot, source in enumerate(layer.source) if source != slot]
+        at_the_end = zip(layer.source, layer.states[-1], strict=True)
+        moved = [
+            slot
+            for slot, (source, state) in enumerate(at_the_end)
+            if state == MOVED and source != slot
+        ]
         if moved:
             return layer, max(moved, key=lambda slot: layer.num_copied[layer.source[slot]])
     return None

@@ -21,13 +21,15 @@ METHOD_NAMES = {
 }
 # Where the paper has SelectChannel (API of `create_model`); the authors' code has it elsewhere.
 PAPERS_PLACEMENT = "input"
+# The first question, where a grid names none: these methods against the baseline.
+FIRST = ("select",)
 # How channels are selected: differs between the rows of a comparison.
 _SELECTION = ("gamma", "top_k", "max_copies", "stop_at", "grace", "damage", "shift_weight_decay",
               "target_macs", "target_params", "group_lasso", "bn_sparsity", "realloc")  # fmt: skip
 # Of these, what a method makes use of; methods that are not here use all.
 _USED: dict[str, tuple[str, ...]] = {
     "plain": (),
-    "shift": ("realloc",),
+    "shift": ("realloc", "shift_weight_decay"),
     "lgc": ("group_lasso",),
     "slimming": ("stop_at", "target_macs", "target_params", "bn_sparsity"),
 }
@@ -63,11 +65,6 @@ class RowKey:
     def short_name(self) -> str:
         """The same for the axis of a figure."""
         return self.name.replace(" (select)", "")
-
-    @property
-    def is_second_question(self) -> bool:
-        """Whether it is one of the comparisons after select against the baseline."""
-        return self.method != "select" and self.placement == PAPERS_PLACEMENT
 
 
 def keys_of(config: Mapping[str, Any]) -> tuple[GroupKey, RowKey]:
@@ -113,11 +110,21 @@ class Row:
 
 @dataclass
 class Group:
-    """A comparison: methods that differ in nothing but the selection of channels."""
+    """A comparison: methods that differ in nothing but the selection of channels.
+
+    Attributes:
+        key: what they share.
+        config: the settings of one of them.
+        rows: by method.
+        first: the methods of the first question; the others are corrected for their number.
+        apart: settings that tell it from other comparisons with the same title.
+    """
 
     key: GroupKey
     config: dict[str, Any]
     rows: dict[RowKey, Row]
+    first: tuple[str, ...] = FIRST
+    apart: tuple[str, ...] = ()
 
     @property
     def baseline(self) -> Row | None:
@@ -149,33 +156,68 @@ class Group:
             words.append(f"({config['subset']:,} images)")
         if config["image_size"]:
             words.append(f"at {config['image_size']}x{config['image_size']}")
-        return " ".join(words) + f", {config['epochs']} epochs"
+        end = [f"{config['epochs']} epochs", *(f"{name} {config[name]}" for name in self.apart)]
+        return ", ".join([" ".join(words), *end])
 
 
 def group_runs(
-    runs: Iterable[Run], missing: Iterable[tuple[str, Mapping[str, Any], str]] = ()
+    runs: Iterable[Run],
+    missing: Iterable[tuple[str, Mapping[str, Any], str]] = (),
+    first: tuple[str, ...] = FIRST,
 ) -> list[Group]:
     """Sort runs into comparisons.
 
     Args:
         runs: finished runs. Of two with the same settings the first is taken.
         missing: name, settings and reason of planned runs that are not finished.
+        first: as for `Group`.
     """
     groups: dict[GroupKey, Group] = {}
 
     def row_of(config: Mapping[str, Any]) -> Row:
         group_key, row_key = keys_of(config)
-        group = groups.setdefault(group_key, Group(group_key, dict(config), {}))
+        group = groups.setdefault(group_key, Group(group_key, dict(config), {}, first))
         return group.rows.setdefault(row_key, Row(row_key, {}, {}))
 
     for run in runs:
         row_of(run.config.to_dict()).runs.setdefault(run.config.seed, run)
     for name, settings, reason in missing:
-        config = resolve(
-            {**settings, "method": "plain"}
-        ).to_dict()  # a method we lack has a row too
-        row_of({**config, "method": settings["method"]}).missing[name] = reason
+        row_of(_planned_config(settings)).missing[name] = reason
     ordered = sorted(groups.values(), key=lambda group: group.key)
     for group in ordered:
         group.rows = dict(sorted(group.rows.items()))
+    _tell_apart(ordered)
     return ordered
+
+
+def find_duplicates(runs: Iterable[Run]) -> list[str]:
+    """Name the runs that stand in no table, since others have their settings and seed."""
+    seen: dict[tuple[GroupKey, RowKey, int], Run] = {}
+    lines = []
+    for run in runs:
+        key = (*keys_of(run.config.to_dict()), run.config.seed)
+        if seen.setdefault(key, run) is not run:
+            lines.append(
+                f"{run.path}: settings and seed of {seen[key].path}, which stands in the tables."
+            )
+    return lines
+
+
+def _planned_config(settings: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return resolve(settings).to_dict()
+    except (TypeError, ValueError):  # a method that we lack has a row too
+        common = {k: v for k, v in settings.items() if k not in ("target_macs", "target_params")}
+        return {**resolve({**common, "method": "plain"}).to_dict(), "method": settings["method"]}
+
+
+def _tell_apart(groups: Iterable[Group]) -> None:
+    """Where titles are equal, add the settings that differ."""
+    same: dict[str, list[Group]] = {}
+    for group in groups:
+        same.setdefault(group.title, []).append(group)
+    for alike in same.values():
+        rests = [json.loads(group.key.rest) for group in alike]
+        apart = tuple(name for name in rests[0] if any(r[name] != rests[0][name] for r in rests))
+        for group in alike:
+            group.apart = apart

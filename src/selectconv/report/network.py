@@ -50,6 +50,8 @@ def load_trained(run: Run, num_images: int) -> Trained | str:
         load_weights(run.weights, model)
     except SelectConvError as error:
         return f"It could not be drawn: {error}"
+    if not all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values()):
+        return f"It could not be drawn: {run.weights.name} holds NaN or infinite values."
     if not isinstance(splits.test, ImageSet):
         return "It is drawn for data sets of small images only."
     chosen = splits.test.take(torch.arange(min(num_images, len(splits.test))))

@@ -31,13 +31,27 @@ for (const root of document.querySelectorAll(".slots")) {
     for (const button of list.children) {
       button.setAttribute("aria-selected", String(button === list.children[number]));
     }
+    const tell = (epoch, slot) => {
+      const state = Number(layer.states[epoch][slot]);
+      const words = ["reads its own channel", "is closed",
+        `is re-allocated (at the end it reads channel ${layer.source[slot]})`][state];
+      which.textContent = `${which.dataset.text}. Epoch ${epoch}: slot ${slot} ${words}.`;
+    };
     grid.onpointermove = (event) => {
       const cell = event.target.dataset;
-      if (cell.slot === undefined) return;
-      const state = Number(layer.states[cell.epoch][cell.slot]);
-      const words = ["reads its own channel", "is closed",
-        `is re-allocated (at the end it reads channel ${layer.source[cell.slot]})`][state];
-      which.textContent = `${which.dataset.text}. Epoch ${cell.epoch}: slot ${cell.slot} ${words}.`;
+      if (cell.slot !== undefined) tell(cell.epoch, cell.slot);
+    };
+    // With the keyboard: a cursor that starts at the last epoch of slot 0.
+    let at = [epochs - 1, 0];
+    grid.onfocus = () => tell(...at);
+    grid.onkeydown = (event) => {
+      const steps = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] };
+      const step = steps[event.key];
+      if (!step) return;
+      event.preventDefault();
+      const ends = [epochs - 1, slots - 1];
+      at = at.map((value, axis) => Math.min(Math.max(value + step[axis], 0), ends[axis]));
+      tell(...at);
     };
   }
 

@@ -37,7 +37,7 @@ def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
         f"<title>{escape(title)}</title>",
         # An empty icon: else a browser asks the network for one.
         '<link rel="icon" href="data:,">',
-        f"<style>{_read('page.css')}</style></head><body>",
+        f"<style>{_read('page.css')}</style></head><body><main>",
         f'<h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>',
         "<nav>",
         *(f'<a href="#s{n}">{escape(section.title)}</a>' for n, section in enumerate(sections)),
@@ -52,7 +52,7 @@ def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
             parts.append("</div>")
         parts.append("</section>")
     parts.append(f'<p class="soft">Written by selectconv {__version__}.</p>')
-    parts.append(f"<script>{_read('page.js')}</script></body></html>")
+    parts.append(f"</main><script>{_read('page.js')}</script></body></html>")
     return "\n".join(parts) + "\n"
 
 
@@ -62,6 +62,8 @@ def _read(name: str) -> str:
 
 def _render_figure(figure: Figure) -> str:
     body = figure.body or f'<p class="problem">{escape(figure.problem)}</p>'
+    label = escape(figure.title)
+    body = re.sub(r'(<svg role="img" aria-label=)"[^"]*"', rf'\1"{label}"', body, count=1)
     width = re.search(r'width="([\d.]+)pt"', body[:500])
     is_wide = 'class="slots"' in body or (width is not None and float(width[1]) > _COLUMN_PT)
     wide = ' class="wide"' if is_wide else ""
@@ -88,7 +90,7 @@ def render_runs(runs: Iterable[Run]) -> str:
         ]
         text = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         rows.append(f"<tr>{text}<td><code>{escape(run.command)}</code></td></tr>")
-    header = "".join(f"<th>{name}</th>" for name in head)
+    header = "".join(f'<th scope="col">{name}</th>' for name in head)
     return (
         '<div class="scroll"><table class="runs"><thead><tr>'
         f"{header}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"

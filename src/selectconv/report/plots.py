@@ -91,6 +91,8 @@ def to_svg(figure: Any, name: str) -> str:
         figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
+    # Who made it and when, and a style for the whole page that it stands in: page.css has it.
+    text = re.sub(r"<metadata>.*?</metadata>\s*|<style[^>]*>.*?</style>\s*", "", text, flags=re.S)
     for colour, variable in _VARIABLES.items():
         text = text.replace(colour, variable)
     text = re.sub(r'\bid="', f'id="{name}-', text)

@@ -1,12 +1,14 @@
 """What happened to every slot, replayed from `allocation.jsonl` and nothing else."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from selectconv.data.registry import dataset_info
 from selectconv.layer import SelectConvNd
 from selectconv.report.collect import Run
 from selectconv.train.loop import build_model
+from selectconv.train.records import ALLOCATION, METRICS
 
 OWN, CLOSED, MOVED = 0, 1, 2
 
@@ -30,11 +32,12 @@ class LayerHistory:
     num_copied: list[int]
 
 
+@cache
 def replay(run: Run) -> list[LayerHistory]:
     """Replay a run's allocation, layer by layer in the order of the network.
 
     Raises:
-        ValueError: the log does not fit the network.
+        ValueError: the log does not fit the network, or does not lead to what the metrics count.
     """
     if not run.config.is_selective:
         return []  # learned groups and slimmed channels are not slots
@@ -48,8 +51,11 @@ def replay(run: Run) -> list[LayerHistory]:
     for epoch in range(run.config.epochs):
         for name, plan in steps.get(epoch, {}).items():
             if name not in sizes:
-                raise ValueError(f"{run.path}: the network has no layer {name!r}.")
+                raise ValueError(f"the network has no layer {name!r}.")
             history, state = histories[name], current[name]
+            named = [*plan["closed"], *(n for slot in plan["opened"] for n in slot[:2])]
+            if any(number >= len(state) for number in named):
+                raise ValueError(f"{name!r} has {len(state)} slots; the log names {max(named)}.")
             for slot in plan["closed"]:
                 state[slot] = CLOSED
                 history.num_closed[slot] += 1
@@ -59,7 +65,18 @@ def replay(run: Run) -> list[LayerHistory]:
                 history.num_copied[source] += 1
         for name, history in histories.items():
             history.states.append(list(current[name]))
+    _check_end(run, list(histories.values()))
     return list(histories.values())
+
+
+def _check_end(run: Run, layers: list[LayerHistory]) -> None:
+    for name, state in (("closed", CLOSED), ("moved", MOVED)):
+        replayed = sum(layer.states[-1].count(state) for layer in layers)
+        counted = run.metrics[-1][name]
+        if replayed != counted:
+            raise ValueError(
+                f"{replayed} slots are {name} by {ALLOCATION}, {counted} by {METRICS}."
+            )
 
 
 def slot_counts(run: Run) -> dict[str, int]:

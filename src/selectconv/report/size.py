@@ -1,6 +1,7 @@
 """Parameters and multiply-adds of a run's network at its end."""
 
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import nn
@@ -15,12 +16,17 @@ from selectconv.train.loop import build_model
 from selectconv.zoo.learned_group_conv import condense, learned_group_convs
 
 
+@cache
 def measure_size(run: Run) -> Cost | None:
     """Count a run's network for one image, without closed slots and what only they read.
 
     Shift biases do not count, as in the paper: a re-allocated slot costs what any slot does. It is
     known from the run's log; of a slimmed network from its weights alone: None where they were not
     kept.
+
+    Raises:
+        ValueError: the log does not fit the network.
+        RunError: the weights do not.
     """
     info = dataset_info(run.config.data, run.config.image_size)
     # Wherever it selects, a slot costs the same.
@@ -44,5 +50,7 @@ def _condense(model: nn.Module, run: Run) -> None:
     layers = learned_group_convs(model)
     for row in run.allocation:
         for name, plan in row["layers"].items():
+            if name not in layers or max(plan["closed"], default=0) >= layers[name].reads.numel():
+                raise ValueError(f"its log does not fit the network at {name!r}.")
             layers[name].reads.view(-1)[plan["closed"]] = False
     condense(model)

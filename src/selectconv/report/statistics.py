@@ -28,7 +28,7 @@ class Comparison:
         change: of the mean, in per cent of the baseline's mean; negative is better.
         low: lower end of its 95 % interval.
         high: upper end.
-        p: of the two-sided paired t-test.
+        p: of the two-sided paired t-test; NaN where the differences are all the same.
     """
 
     n: int
@@ -72,8 +72,8 @@ def compare(baseline: Mapping[int, float], other: Mapping[int, float]) -> Compar
     base = summarize([baseline[seed] for seed in seeds]).mean
     error = differences.std / math.sqrt(differences.n)
     reach = float(stats.t.ppf(1 - LEVEL / 2, differences.n - 1)) * error
-    if error == 0:
-        p = 1.0 if differences.mean == 0 else 0.0
+    if error <= 1e-12 * abs(differences.mean):  # equal but for rounding: no spread to compare with
+        p = math.nan
     else:
         p = 2 * float(stats.t.sf(abs(differences.mean) / error, differences.n - 1))
     scale = 100 / base if base else math.nan
@@ -82,7 +82,7 @@ def compare(baseline: Mapping[int, float], other: Mapping[int, float]) -> Compar
 
 
 def correct_holm(p_values: Mapping[Question, float]) -> dict[Question, float]:
-    """Adjust the p-values of several questions by Holm's method.
+    """Adjust the p-values of several questions by Holm's method; NaN counts, and stays.
 
     Example:
         >>> correct_holm({"a": 0.01, "b": 0.04, "c": 0.03})
@@ -90,8 +90,23 @@ def correct_holm(p_values: Mapping[Question, float]) -> dict[Question, float]:
     """
     adjusted: dict[Question, float] = {}
     largest = 0.0
-    ordered = sorted(p_values, key=lambda name: p_values[name])
+    ordered = sorted(p_values, key=lambda name: (math.isnan(p_values[name]), p_values[name]))
     for rank, name in enumerate(ordered):
+        if math.isnan(p_values[name]):
+            adjusted[name] = math.nan
+            continue
         largest = max(largest, min(1.0, (len(ordered) - rank) * p_values[name]))
         adjusted[name] = largest
     return {name: adjusted[name] for name in p_values}
+
+
+def show_p(p: float) -> str:
+    """Show a p-value as text does.
+
+    Example:
+        >>> show_p(0.0312), show_p(1e-7), show_p(math.nan)
+        ('p = 0.0312', 'p < 0.0001', 'p not defined')
+    """
+    if math.isnan(p):
+        return "p not defined"
+    return "p < 0.0001" if p < 1e-4 else f"p = {p:.4f}"

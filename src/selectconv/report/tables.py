@@ -14,16 +14,18 @@ from typing import Any
 
 import yaml
 
+from selectconv.report.answers import Answer, answer
 from selectconv.report.findings import state_findings
-from selectconv.report.groups import Group, Row, RowKey
+from selectconv.report.groups import PAPERS_PLACEMENT, Group, Row
 from selectconv.report.size import measure_size
-from selectconv.report.statistics import Comparison, compare, correct_holm, summarize
+from selectconv.report.statistics import show_p, summarize
 
 HEADER = (
-    "method", "n", "params", "MACs", "test error %, last epoch", "best epoch", "change",
-    "95 % interval", "p", "slots moved", "slots closed", "paper: error %", "paper: change",
-    "missing",
+    "method", "n", "params", "MACs", "MACs, CondenseNet's count", "test error %, last epoch",
+    "best epoch", "change", "95 % interval", "p", "slots moved", "slots closed", "paper: error %",
+    "paper: change", "paper: params", "paper: FLOPs", "missing",
 )  # fmt: skip
+_CONDENSENET_COUNT = "table2"  # the table whose FLOPs are by that counter
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class ResultTable:
     def to_html(self) -> str:
         """Write it as HTML, without columns that are empty."""
         header, rows = self._filled()
-        head = "".join(f"<th>{escape(name)}</th>" for name in header)
+        head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
         body = "".join(
             "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
         )
@@ -102,9 +104,9 @@ def build_table(
         scale: of the grid; empty for runs that belong to none.
         test: the statistical test as named before the runs; empty: say what was done.
     """
-    quoted = paper_figures().get(table, {}).get(group.key.model, {}).get(group.key.data, {})
-    comparisons = _compare_rows(group)
-    adjusted = _adjust(comparisons)
+    of_model = paper_figures().get(table, {}).get(group.key.model, {})
+    quoted = of_model.get(group.key.data, {})
+    answers = answer(group)
     rows: list[tuple[str, ...]] = []
     for key, row in group.rows.items():
         paper = quoted.get(key.method, {})
@@ -112,12 +114,14 @@ def build_table(
             (
                 _method_name(row),
                 str(len(row.runs)),
-                *_sizes(row),
+                *_sizes(row, has_condensenet_count=table == _CONDENSENET_COUNT),
                 *_errors(row),
-                *_change(comparisons.get(key), adjusted.get(key)),
+                *_change(answers.get(key)),
                 *_slots(row),
                 paper.get("error", "not printed"),
                 paper.get("change", ""),
+                paper.get("params", of_model.get("params", "")) if paper else "",
+                paper.get("flops", ""),
                 _missing(row),
             )
         )
@@ -129,7 +133,12 @@ def build_table(
         "over common seeds, relative to the baseline's."
     )
     words.append(test or "p: two-sided paired t-test, paired by seed.")
-    words.append("p of the second questions is Holm's." if len(adjusted) > 1 else "")
+    corrected = any(found.is_corrected for found in answers.values())
+    words.append("p of the second questions is Holm's." if corrected else "")
+    placed = any(key.placement != PAPERS_PLACEMENT for key in group.rows)
+    words.append(
+        "Another placement is held against the paper's, not the baseline." if placed else ""
+    )
     words.append("Paper: quoted as printed, for its own networks, images and epochs.")
     return ResultTable(
         group.title, " ".join(word for word in words if word), rows, state_findings(group)
@@ -148,28 +157,6 @@ def _selection_words(row: Row) -> str:
     return f" [{', '.join(words)}]" if words else ""
 
 
-def _compare_rows(group: Group) -> dict[RowKey, Comparison]:
-    baseline = group.baseline
-    if baseline is None:
-        return {}
-    base = {seed: run.error for seed, run in baseline.runs.items()}
-    results = {}
-    for key, row in group.rows.items():
-        if row is baseline:
-            continue
-        result = compare(base, {seed: run.error for seed, run in row.runs.items()})
-        if result is not None:
-            results[key] = result
-    return results
-
-
-def _adjust(comparisons: Mapping[RowKey, Comparison]) -> dict[RowKey, float]:
-    # The first question is select against the baseline; the others are corrected for their number.
-    # Another placement is a question by itself.
-    second = {key: result.p for key, result in comparisons.items() if key.is_second_question}
-    return correct_holm(second)
-
-
 def _missing(row: Row) -> str:
     """Say which runs are missing and why; a reason that many share is said once."""
     names: dict[str, list[str]] = {}
@@ -183,16 +170,19 @@ def _missing(row: Row) -> str:
     )
 
 
-def _sizes(row: Row) -> tuple[str, str]:
+def _sizes(row: Row, *, has_condensenet_count: bool) -> tuple[str, str, str]:
     if not row.runs:
-        return "", ""
+        return "", "", ""
     measured = [measure_size(run) for run in row.runs.values()]
     sizes = [size for size in measured if size is not None]
     if not sizes:
-        return "weights not kept", "weights not kept"
-    params = summarize([size.params for size in sizes]).mean
-    macs = summarize([size.macs for size in sizes]).mean
-    return f"{params:,.0f}", f"{macs / 1e6:,.2f}M"
+        return "weights not kept", "weights not kept", ""
+    params, macs, macs_cn = (
+        summarize([getattr(size, name) for size in sizes]).mean
+        for name in ("params", "macs", "macs_cn")
+    )
+    counted = f"{macs_cn / 1e6:,.2f}M" if has_condensenet_count else ""
+    return f"{params:,.0f}", f"{macs / 1e6:,.2f}M", counted
 
 
 def _errors(row: Row) -> tuple[str, str]:
@@ -209,14 +199,14 @@ def _errors(row: Row) -> tuple[str, str]:
     return texts[0], texts[1]
 
 
-def _change(result: Comparison | None, adjusted: float | None) -> tuple[str, str, str]:
-    if result is None:
+def _change(found: Answer | None) -> tuple[str, str, str]:
+    if found is None:
         return "", "", ""
-    p = result.p if adjusted is None else adjusted
+    result = found.result
     return (
         f"{result.change:+.2f} %",
         f"{result.low:+.2f} to {result.high:+.2f} %",
-        "< 0.0001" if p < 1e-4 else f"{p:.4f}",
+        show_p(found.p).removeprefix("p ").removeprefix("= "),
     )
 
 
@@ -227,4 +217,8 @@ def _slots(row: Row) -> tuple[str, str]:
         summarize([float(run.metrics[-1][name]) for run in row.runs.values()]).mean
         for name in ("moved", "closed")
     )
-    return f"{moved:.0f}", f"{closed:.0f}"
+    return _show_count(moved), _show_count(closed)
+
+
+def _show_count(mean: float) -> str:
+    return f"{mean:,.0f}" if mean.is_integer() or mean >= 100 else f"{mean:.1f}"

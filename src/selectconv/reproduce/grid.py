@@ -51,6 +51,7 @@ class Grid:
         title: of the table.
         note: what to know about the scale, in a sentence.
         test: the statistical test, named before the runs.
+        first: the methods of the first question; others are corrected for their number.
         runs: in the order in which they are started: seed by seed, so that what is finished early
             can be compared.
     """
@@ -61,6 +62,7 @@ class Grid:
     note: str
     test: str
     runs: tuple[PlannedRun, ...]
+    first: tuple[str, ...] = ("select",)
 
     def missing(
         self, done: Container[str], problems: Mapping[str, str | None]
@@ -99,6 +101,7 @@ def load_grid(table: str, scale: str) -> Grid:
         note=" ".join(block["note"].split()),
         test=" ".join(content["test"].split()),
         runs=tuple(sorted(runs, key=lambda run: int(run.settings["seed"]))),
+        first=tuple(content["first"]),
     )
 
 

@@ -46,6 +46,10 @@ def find_state(run: PlannedRun, out: Path) -> str:
         return "new"
     try:
         saved = resolve(folder.read_config()).to_dict()  # settings it is too old to have: defaults
+    except RunError as error:
+        raise RunError(
+            f"{error} Delete {folder.path} to run it again, or choose another --out."
+        ) from error
     except (TypeError, ValueError) as error:
         raise RunError(f"{folder.path} holds a run of another version: {error}") from error
     for key, wanted in run.config.to_dict().items():
@@ -72,6 +76,7 @@ def prepare(run: PlannedRun, out: Path) -> list[str]:
 
 def start(run: PlannedRun, out: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a run; what it prints goes to its log."""
+    (out / LOGS).mkdir(parents=True, exist_ok=True)
     command = prepare(run, out)
     with (out / LOGS / f"{run.name}.txt").open("ab") as log:
         return subprocess.Popen(

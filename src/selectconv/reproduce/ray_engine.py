@@ -4,6 +4,7 @@ The folder of the grid must be one that every node sees.
 """
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -89,4 +90,6 @@ def _result(ray: Any, reference: Any, run: PlannedRun) -> Outcome:
     try:
         return Outcome(**ray.get(reference))
     except ray.exceptions.RayError as error:
-        return Outcome(run.name, f"Ray gave up: {str(error).strip().splitlines()[0]}")
+        # A traceback, in colours; its last line says what happened.
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+        return Outcome(run.name, f"Ray gave up: {plain.splitlines()[-1].strip()}")

@@ -1,5 +1,6 @@
 """A run's folder: what is in it, and that its files appear whole or not at all."""
 
+import contextlib
 import json
 import os
 import platform
@@ -35,7 +36,8 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
             os.fsync(file.fileno())
         beside.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a second failure must not hide the first
+            beside.unlink(missing_ok=True)
         reason = error.strerror or str(error)
         raise RunError(f"cannot write {path}: {reason}; what it held before is kept.") from error
 

@@ -1,9 +1,13 @@
 """The authors' placement: SelectChannel before batch norm, which then has an entry for each slot.
 
 The paper selects from the conv's input, after BN and ReLU, so that copies of a channel share its
-statistics. The authors' code copies and shifts before BN: a re-allocated slot starts with the
-entries of the slot it copies and learns a scale and a bias of its own. To compare the two
-(`create_model(placement="before-norm")`); only layers that re-allocate differ.
+statistics. The authors' code copies and shifts before BN: a re-allocated slot starts with the BN
+entries of another slot that reads its channel and learns a scale and a bias of its own. To compare
+the two (`create_model(placement="before-norm")`); only layers that re-allocate differ.
+
+Two things stay ours. Outside the frame there are zeros, not the nearest pixel. And plans name a
+channel, not one of the slots that read it, so the entries are those of the channel's own slot or,
+where that is gone, of the first that reads it; the authors take the very slot that was drawn.
 """
 
 from collections.abc import Iterator
@@ -25,7 +29,7 @@ class SlotNormConv2d(SelectConv2d):
     """The conv of a `SlotNormReluConv`: it gets a channel for each slot, selected and normalised.
 
     Its `mean_source` must be the `BatchNormMean` of the block's norm, whose entries re-opened slots
-    take over from the slot they copy.
+    take over from a slot that reads the same channel.
     """
 
     is_whole = False
@@ -57,7 +61,7 @@ class SlotNormConv2d(SelectConv2d):
 
     @torch.no_grad()
     def apply_checked_plan(self, plan: LayerPlan) -> None:
-        """Give each re-opened slot the norm's entries of the slot it copies."""
+        """Give each re-opened slot the norm's entries of a slot that reads the same channel."""
         donors = self._find_donors(plan)
         super().apply_checked_plan(plan)
         norm = self._norm()

@@ -1,0 +1,38 @@
+"""Where a command may write: said before any work, not after."""
+
+import os
+from pathlib import Path
+
+from selectconv.cli.errors import UsageError
+
+
+def check_folder(path: str | Path) -> Path:
+    """Return a folder to write into; it need not exist.
+
+    Raises:
+        UsageError: it cannot be one.
+    """
+    folder = Path(path)
+    if not str(path):
+        raise UsageError("`out` must be a folder, got an empty name.")
+    for place in (folder, *folder.parents):
+        if place.exists():
+            if not place.is_dir():
+                raise UsageError(f"`out` must be a folder, and {place} is a file.")
+            if not os.access(place, os.W_OK | os.X_OK):
+                raise UsageError(f"`out` must be a folder that can be written to; {place} cannot.")
+            break
+    return folder
+
+
+def check_file(path: str | Path) -> Path:
+    """Return a file to write; neither it nor its folder need exist.
+
+    Raises:
+        UsageError: it cannot be one.
+    """
+    file = Path(path)
+    if not str(path) or file.is_dir():
+        raise UsageError(f"`out` must be a file, got {'a folder, ' if str(path) else ''}{path!r}.")
+    check_folder(file.parent)
+    return file

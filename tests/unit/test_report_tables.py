@@ -191,7 +191,9 @@ def test_closed_slots_do_not_count(tmp_path):
 
 def test_findings_say_what_the_runs_show(folder, tmp_path):
     [group] = group_runs(collect([folder]).runs)
-    [finding] = build_table(group).findings
+    finding, loss = build_table(group).findings
+    assert "plain, 3 seeds: test loss 1.0500 to 0.9500, a change of -9.52 %" in loss
+    assert loss.startswith("Not among the questions named beforehand: +D+R zero+shift (select)")
     assert "against plain, 3 seeds: test error 21.00 % to 19.00 %" in finding
     assert finding.endswith("p = 0.0742: no difference found at the level of 0.05.")
     for seed, error in enumerate((20.0, 22.0, 21.0)):
@@ -199,7 +201,7 @@ def test_findings_say_what_the_runs_show(folder, tmp_path):
         write_run(tmp_path / f"s{seed}", method="select", seed=seed, error=error + 1 + seed / 10)
         write_run(tmp_path / f"h{seed}", method="shift", seed=seed, error=error - 1 - seed / 10)
     [group] = group_runs(collect([tmp_path]).runs)
-    first, second, third = build_table(group).findings
+    first, second, _, third = build_table(group).findings
     assert first.endswith(": higher at the level of 0.05.")
     assert second.startswith("+S against plain")
     assert second.endswith(": lower at the level of 0.05.")
@@ -265,11 +267,11 @@ def test_while_planned_runs_are_missing_nothing_is_decided(tmp_path):
         write_run(tmp_path / f"p{seed}", method="plain", seed=seed, error=error)
         write_run(tmp_path / f"s{seed}", method="select", seed=seed, error=error - 1 - seed / 10)
     runs = collect([tmp_path]).runs
-    [finding] = build_table(group_runs(runs)[0]).findings
+    finding, _ = build_table(group_runs(runs)[0]).findings
     assert finding.endswith(": lower at the level of 0.05.")
     planned = runs[-1].config.to_dict() | {"method": "select", "seed": 3}
     [group] = group_runs(runs, [("s3", planned, "not finished")])
-    [finding] = build_table(group).findings
+    finding, _ = build_table(group).findings
     assert finding.endswith(": preliminary, 1 planned runs are missing.")
 
 

@@ -47,6 +47,11 @@ class Run:
         return float(self.metrics[-1]["test_error"])
 
     @property
+    def loss(self) -> float:
+        """Test loss of the last epoch."""
+        return float(self.metrics[-1]["test_loss"])
+
+    @property
     def best_error(self) -> float:
         """Lowest test error of an epoch, which was chosen by looking at the test set."""
         return min(float(row["test_error"]) for row in self.metrics)

@@ -27,16 +27,30 @@ def state_findings(group: Group) -> list[str]:
             own = row.key.placement == PAPERS_PLACEMENT
             other = baseline.key.name if own else "the paper's placement"
             lines.append(f"{row.key.name}: fewer than two seeds in common with {other}.")
+    return lines + _look_further(group, baseline)
+
+
+def _look_further(group: Group, baseline: Row) -> list[str]:
+    """State what nobody asked beforehand, and say so: the test loss, and select against +S."""
     shift, select = group.find("shift"), group.find("select")
-    if shift is not None and select is not None:
-        errors = ({seed: run.error for seed, run in row.runs.items()} for row in (shift, select))
+    found: list[tuple[str, Comparison]] = []
+    if select is not None:
+        losses = [{seed: run.loss for seed, run in row.runs.items()} for row in (baseline, select)]
+        seeds = sorted(set(losses[0]) & set(losses[1]))
+        result = compare(*losses)
+        if result is not None:
+            before, after = (summarize([one[seed] for seed in seeds]).mean for one in losses)
+            what = f"test loss {before:.4f} to {after:.4f}"
+            found.append((_describe(baseline, select, what, result), result))
+    if select is not None and shift is not None:
+        errors = [{seed: run.error for seed, run in row.runs.items()} for row in (shift, select)]
         result = compare(*errors)
         if result is not None:
-            lines.append(
-                f"Not among the questions named beforehand: {_sentence(shift, select, result)}, "
-                f"{show_p(result.p)} without correction."
-            )
-    return lines
+            found.append((_sentence(shift, select, result), result))
+    return [
+        f"Not among the questions named beforehand: {text}, {show_p(result.p)} without correction."
+        for text, result in found
+    ]
 
 
 def _state(found: Answer) -> str:
@@ -48,10 +62,13 @@ def _state(found: Answer) -> str:
 def _sentence(against: Row, row: Row, result: Comparison) -> str:
     seeds = sorted(set(against.runs) & set(row.runs))
     before, after = (summarize([r.runs[seed].error for seed in seeds]).mean for r in (against, row))
+    return _describe(against, row, f"test error {before:.2f} % to {after:.2f} %", result)
+
+
+def _describe(against: Row, row: Row, what: str, result: Comparison) -> str:
     return (
-        f"{row.key.name} against {against.key.name}, {result.n} seeds: test error {before:.2f} % "
-        f"to {after:.2f} %, a change of {result.change:+.2f} % (95 % interval {result.low:+.2f} to "
-        f"{result.high:+.2f} %)"
+        f"{row.key.name} against {against.key.name}, {result.n} seeds: {what}, a change of "
+        f"{result.change:+.2f} % (95 % interval {result.low:+.2f} to {result.high:+.2f} %)"
     )
 
 

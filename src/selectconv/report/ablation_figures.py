@@ -33,7 +33,7 @@ def draw_errors(group: Group, name: str) -> Figure:
             spread = [place + 0.3 + 0.02 * (number % 5) for number in range(len(errors))]
             axes.plot(spread, errors, "o", color=colour, markersize=3, alpha=0.8)
         labels = [
-            row.key.short_name.replace(f" {row.key.placement}", f"\n{row.key.placement}")
+            row.key.short_name.replace(" ", "\n")  # long names side by side
             for row in rows
         ]
         axes.set_xticks(range(len(rows)), labels)

@@ -67,7 +67,7 @@ def show(row: Row | None) -> str:
     """Show mean, deviation and n of the test error."""
     if row is None:
         return "-"
-    summary = summarize([run.error for run in row.runs.values()])
+    summary = summarize(list(row.errors.values()))
     return f"{summary.mean:.2f} ± {summary.std:.2f} % ({summary.n})"
 
 

@@ -42,7 +42,7 @@ def answer(group: Group) -> dict[RowKey, Answer]:
         against = baseline if own else group.find(key.method)
         if against is None or row is baseline:
             continue
-        result = compare(_errors(against), _errors(row))
+        result = compare(against.errors, row.errors)
         if result is not None:
             pairs[key] = (against, result)
     family = [
@@ -66,7 +66,3 @@ def answer(group: Group) -> dict[RowKey, Answer]:
             num_missing=len(missing),
         )
     return answers
-
-
-def _errors(row: Row) -> dict[int, float]:
-    return {seed: run.error for seed, run in row.runs.items()}

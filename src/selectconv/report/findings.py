@@ -43,8 +43,7 @@ def _look_further(group: Group, baseline: Row) -> list[str]:
             what = f"test loss {before:.4f} to {after:.4f}"
             found.append((_describe(baseline, select, what, result), result))
     if select is not None and shift is not None:
-        errors = [{seed: run.error for seed, run in row.runs.items()} for row in (shift, select)]
-        result = compare(*errors)
+        result = compare(shift.errors, select.errors)
         if result is not None:
             found.append((_sentence(shift, select, result), result))
     return [
@@ -61,7 +60,7 @@ def _state(found: Answer) -> str:
 
 def _sentence(against: Row, row: Row, result: Comparison) -> str:
     seeds = sorted(set(against.runs) & set(row.runs))
-    before, after = (summarize([r.runs[seed].error for seed in seeds]).mean for r in (against, row))
+    before, after = (summarize([r.errors[seed] for seed in seeds]).mean for r in (against, row))
     return _describe(against, row, f"test error {before:.2f} % to {after:.2f} %", result)
 
 

@@ -107,6 +107,11 @@ class Row:
     runs: dict[int, Run]
     missing: dict[str, str]
 
+    @property
+    def errors(self) -> dict[int, float]:
+        """The last test errors by seed."""
+        return {seed: run.error for seed, run in self.runs.items()}
+
 
 @dataclass
 class Group:

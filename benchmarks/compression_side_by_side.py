@@ -31,7 +31,7 @@ import torch
 
 from selectconv.cost import count
 from selectconv.data.registry import load_dataset
-from selectconv.train import loop
+from selectconv.train import loop, network
 from selectconv.train.channels import Slimmer
 from selectconv.train.config import resolve
 from selectconv.train.records import describe_environment
@@ -78,7 +78,7 @@ def run_one(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]
         config.data, options.data_root, subset=config.subset, test_subset=config.test_subset
     )
     # A narrow network: hours on the full one would be needed for the same comparison.
-    loop.create_model = functools.partial(
+    network.create_model = functools.partial(
         create_model, growth_rate=options.growth_rate, units=options.units
     )
     training = loop.Training(config, loop.build_fabric(config), splits)

@@ -23,7 +23,9 @@ def load_groups() -> Iterator[tuple[str, Group]]:
         if not folder.is_dir():
             continue
         runs = collect([folder]).runs
-        for group in group_runs(runs, grid.missing({run.name for run in runs}, {}), grid.first):
+        for group in group_runs(
+            runs, grid.missing({run.name for run in runs}, {}), grid.first, grid.margin
+        ):
             yield table, group
 
 
@@ -40,12 +42,12 @@ def write_short() -> str:
         found = answer(group).get(select.key)
         if found is None:
             continue
-        result = found.result
+        result = found.error.result
         missing = f" ({found.num_missing} runs missing)" if found.num_missing else ""
         lines.append(
             f"| {group.title} | {show(plain)} | {show(group.find('shift'))} | {show(select)} "
             f"| {result.change:+.1f} % ({result.low:+.1f} to {result.high:+.1f}) "
-            f"| {show_p(found.p).removeprefix('p ').removeprefix('= ')}{missing} |"
+            f"| {show_p(found.error.p).removeprefix('p ').removeprefix('= ')}{missing} |"
         )
     return "\n".join(lines)
 
@@ -67,7 +69,7 @@ def show(row: Row | None) -> str:
     """Show mean, deviation and n of the test error."""
     if row is None:
         return "-"
-    summary = summarize(list(row.errors.values()))
+    summary = summarize(list(row.measured("error").values()))
     return f"{summary.mean:.2f} ± {summary.std:.2f} % ({summary.n})"
 
 

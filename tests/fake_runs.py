@@ -10,7 +10,7 @@ import selectconv as sc
 from selectconv.data.registry import dataset_info
 from selectconv.train.checkpoint import save_weights
 from selectconv.train.config import resolve
-from selectconv.train.loop import build_model
+from selectconv.train.network import build_model
 
 SETTINGS = {
     "data": "digits",
@@ -24,12 +24,23 @@ SETTINGS = {
 
 
 def write_run(
-    path: Path, *, error: float = 20.0, weights: bool = False, **settings: object
+    path: Path,
+    *,
+    error: float = 20.0,
+    weights: bool = False,
+    holdout: tuple[float, float] | None = None,
+    **settings: object,
 ) -> Path:
-    """Write a finished run whose error falls to `error`; its allocations are real ones."""
-    config = resolve({**SETTINGS, **settings})
+    """Write a finished run whose error falls to `error`; its allocations are real ones.
+
+    `holdout`: error and loss on the images that were not trained on.
+    """
+    config = resolve({**SETTINGS, **settings, "holdout": holdout is not None})
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(yaml.safe_dump(config.to_dict(), sort_keys=False))
+    if holdout is not None:
+        result = {"images": 1701, "error": holdout[0], "loss": holdout[1]}
+        (path / "holdout.json").write_text(json.dumps(result))
     (path / "status.json").write_text('{"status": "done"}')
     versions = {"selectconv": sc.__version__}
     (path / "env.json").write_text(

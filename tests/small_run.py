@@ -21,7 +21,7 @@ from rich.console import Console
 from selectconv.cli import evaluate
 from selectconv.cli.display import Lines
 from selectconv.cli.train import stoppable
-from selectconv.train import checkpoint, loop, records
+from selectconv.train import checkpoint, loop, network, records
 from selectconv.train.config import resolve
 from selectconv.zoo import create_model
 
@@ -124,7 +124,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     # A narrow network: the test is about the run, not about the network.
-    loop.create_model = functools.partial(create_model, growth_rate=4, units=(1, 1, 1))
+    network.create_model = functools.partial(create_model, growth_rate=4, units=(1, 1, 1))
     if options.die and os.environ.get("RANK", "0") == options.die_rank:
         arrange_death(options.die[0], int(options.die[1]))
     config = resolve({**SETTINGS, "seed": options.seed, "method": options.method})

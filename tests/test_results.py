@@ -43,7 +43,7 @@ def test_tables_are_made_from_the_runs(table):
     missing = grid.missing({run.name for run in found.runs}, {})
     made = [
         build_table(group, table=table, scale="reduced", test=grid.test)
-        for group in group_runs(found.runs, missing, grid.first)
+        for group in group_runs(found.runs, missing, grid.first, grid.margin)
     ]
     text = (RESULTS / table / "tables.md").read_text(encoding="utf-8")
     assert text == "\n".join(one.to_markdown() for one in made), f"{table}: run make results"

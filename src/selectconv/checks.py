@@ -39,9 +39,14 @@ def check_choice(name: str, value: str, choices: Collection[str]) -> str:
     """Return `value` if it is one of `choices`; else name the nearest of them."""
     if value in choices:
         return value
-    near = difflib.get_close_matches(str(value), list(choices), n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = suggest(value, choices)
     raise ValueError(f"`{name}` must be one of {', '.join(choices)}; got {value!r}.{hint}")
+
+
+def suggest(value: str, choices: Collection[str]) -> str:
+    """Return " Did you mean ...?" with the nearest of `choices`, or nothing if none is near."""
+    near = difflib.get_close_matches(str(value), list(choices), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def check_tensor(

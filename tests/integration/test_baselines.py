@@ -14,7 +14,7 @@ from selectconv.__main__ import main
 from selectconv.data.registry import dataset_info
 from selectconv.report.collect import read_run
 from selectconv.report.size import measure_size
-from selectconv.train import loop
+from selectconv.train import network
 from selectconv.train.checkpoint import load_checkpoint, load_weights
 from selectconv.train.config import resolve
 from selectconv.train.records import ALLOCATION, LAST, METRICS, RunFolder
@@ -42,7 +42,7 @@ def _narrow_network(monkeypatch):
             return create_model(name, growth_rates=(4, 4, 4), units=(1, 1, 1), **options)
         return create_model(name, growth_rate=8, units=(2, 2, 2), **options)
 
-    monkeypatch.setattr(loop, "create_model", narrow)
+    monkeypatch.setattr(network, "create_model", narrow)
 
 
 def complaint(capsys):
@@ -80,7 +80,7 @@ def interrupt_after(monkeypatch, lines):
 
 def load_run(folder):
     config = resolve(RunFolder(folder).read_config())
-    model = loop.build_model(config, dataset_info("digits"))
+    model = network.build_model(config, dataset_info("digits"))
     load_weights(folder / LAST, model, slimmed=config.method == "slimming")
     return model.eval()
 
@@ -215,6 +215,6 @@ def test_without_torch_pruning_it_says_what_to_install(tmp_path, monkeypatch, ca
 
 def test_weights_that_were_cut_do_not_fit_unasked(folders):
     config = resolve(RunFolder(finished("slimming", folders)).read_config())
-    model = loop.build_model(config, dataset_info("digits"))
+    model = network.build_model(config, dataset_info("digits"))
     with pytest.raises(sc.SelectConvError, match="does not fit the model"):
         load_weights(finished("slimming", folders) / LAST, model)

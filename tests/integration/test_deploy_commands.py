@@ -9,7 +9,7 @@ import torch
 import selectconv as sc
 from selectconv.__main__ import main
 from selectconv.export import open_session
-from selectconv.train import loop
+from selectconv.train import network
 from selectconv.train.checkpoint import load_weights
 from selectconv.train.config import resolve
 from selectconv.train.records import RunFolder
@@ -23,12 +23,12 @@ SMALL += ["--epochs", "2", "--gamma", "0.3", "--device", "cpu", "--method", "dea
 def finished(tmp_path_factory):
     narrow = functools.partial(create_model, growth_rate=4, units=(1, 1, 1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "create_model", narrow)
+        patch.setattr(network, "create_model", narrow)
         run = tmp_path_factory.mktemp("deploy") / "run"
         assert main(["train", *SMALL, "--out", str(run)]) == 0
         from selectconv.data.registry import dataset_info
 
-        model = loop.build_model(resolve(RunFolder(run).read_config()), dataset_info("digits"))
+        model = network.build_model(resolve(RunFolder(run).read_config()), dataset_info("digits"))
         load_weights(run / "last.safetensors", model)
         yield run, model.eval()
 

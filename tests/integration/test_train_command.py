@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from selectconv.__main__ import main
-from selectconv.train import checkpoint, loop, records
+from selectconv.train import checkpoint, network, records
 from selectconv.zoo import create_model
 
 SMALL = ["--data", "digits", "--subset", "64", "--test-subset", "40", "--batch-size", "32"]
@@ -24,7 +24,7 @@ SMALL += ["--epochs", "2", "--gamma", "0.2", "--device", "cpu"]
 @pytest.fixture(autouse=True)
 def _narrow_network(monkeypatch):
     narrow = functools.partial(create_model, growth_rate=4, units=(1, 1, 1))
-    monkeypatch.setattr(loop, "create_model", narrow)
+    monkeypatch.setattr(network, "create_model", narrow)
 
 
 @pytest.fixture
@@ -249,3 +249,47 @@ def test_a_run_that_is_told_to_stop_says_how_to_go_on(tmp_path):
     assert "go on with --resume" in said
     assert records.RunFolder(out).status() == "failed"
     assert checkpoint.load_checkpoint(out / "last.ckpt")["epoch"] >= 0
+
+
+def test_holdout_tests_every_image_that_was_not_trained_on(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(["train", *SMALL, "--holdout", "--out", str(out)]) == 0
+    result = json.loads((out / "holdout.json").read_text())
+    assert list(result) == ["images", "error", "loss"]
+    assert result["images"] == 1437 + 360 - 64
+    capsys.readouterr()
+    assert main(["eval", str(out), "--holdout", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"weights": "last.safetensors", **result}
+    # Killed after the last epoch: resuming tests, and trains nothing.
+    (out / "holdout.json").unlink()
+    (out / "status.json").write_text('{"status": "running"}')
+    metrics = (out / "metrics.jsonl").read_bytes()
+    assert main(["train", "--resume", "--out", str(out)]) == 0
+    assert json.loads((out / "holdout.json").read_text()) == result
+    assert (out / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_a_network_of_ones_own_from_training_to_onnx(tmp_path, capsys, monkeypatch):
+    (tmp_path / "networks.py").write_text(
+        "from torch import nn\n"
+        "def small(num_classes, in_channels):\n"
+        "    return nn.Sequential(nn.Conv2d(in_channels, 16, 3, padding=1), nn.BatchNorm2d(16),\n"
+        "        nn.ReLU(), nn.Conv2d(16, 16, 1), nn.BatchNorm2d(16), nn.ReLU(),\n"
+        "        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, num_classes))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main(["train", *SMALL, "--model", "networks:small", "--gamma", "0.5"]) == 0
+    run = "runs/networks-small-digits-select-0"
+    for words in (["eval", run], ["compress", run], ["export", run], ["report", run]):
+        assert main(words) == 0, capsys.readouterr().err
+    assert {"compressed.safetensors", "model.onnx"} <= set(os.listdir(run))
+    sys.modules.pop("networks")
+
+
+def test_a_network_that_does_not_exist_leaves_no_folder(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for model in ("timm:resnt18", "no_such_module:f"):
+        assert main(["train", *SMALL, "--model", model]) == 2
+        assert "`model`" in complaint(capsys)
+    assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ from selectconv.data.registry import dataset_info
 from selectconv.layer import SelectConv2d
 from selectconv.train import estimate, interleave
 from selectconv.train.config import resolve
-from selectconv.train.loop import build_model
+from selectconv.train.network import build_model
 from selectconv.zoo import list_models
 
 

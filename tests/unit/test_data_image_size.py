@@ -7,7 +7,7 @@ from selectconv.data.image_set import ImageSet
 from selectconv.data.image_size import shrink_images
 from selectconv.data.registry import dataset_info, load_dataset
 from selectconv.train.config import resolve
-from selectconv.train.loop import build_model
+from selectconv.train.network import build_model
 
 
 def test_pixels_are_means_of_what_they_cover():

@@ -308,6 +308,26 @@ def test_subsets(tmp_path):
     assert splits.test.labels.tolist() == test_labels[order].tolist()
 
 
+@pytest.mark.parametrize(("subset", "sizes"), [(4, [11, 4]), (15, [4]), (None, [4])])
+def test_the_images_that_are_not_trained_on(tmp_path, subset, sizes):
+    write_cifar10(tmp_path)  # 15 training images, 4 test images
+    splits = load_dataset("cifar10", tmp_path, subset=subset, test_subset=2, holdout=True)
+    everything = load_dataset("cifar10", tmp_path)
+    assert [len(part) for part in splits.holdout] == sizes
+    # Training images and the rest make up the training set; all test images follow.
+    train = [splits.train, *splits.holdout[:-1]]
+    pixels = sorted(tuple(image.flatten().tolist()) for part in train for image in part.images)
+    assert pixels == sorted(tuple(image.flatten().tolist()) for image in everything.train.images)
+    torch.testing.assert_close(splits.holdout[-1].images, everything.test.images)
+    assert load_dataset("cifar10", tmp_path, subset=subset).holdout == ()
+
+
+def test_held_out_images_are_shrunk_like_the_others(tmp_path):
+    write_cifar10(tmp_path)
+    splits = load_dataset("cifar10", tmp_path, subset=4, image_size=16, holdout=True)
+    assert {tuple(part.images.shape[1:]) for part in splits.holdout} == {(3, 16, 16)}
+
+
 @pytest.mark.parametrize("argument", ["subset", "test_subset"])
 @pytest.mark.parametrize("size", [0, -3, 60_001])
 def test_an_impossible_subset_is_refused_before_anything_is_fetched(argument, size):

@@ -19,7 +19,7 @@ def pointwise(model):
 
 
 def test_a_fifth_of_the_slots_is_moved_to_few_sources():
-    layers = pointwise(selective_cost.build_densenet("moved"))
+    layers = pointwise(selective_cost.build_network("densenet40", "moved"))
     assert len(layers) == 18
     for layer in layers:
         moved = layer.moved & layer.shifted
@@ -31,14 +31,14 @@ def test_a_fifth_of_the_slots_is_moved_to_few_sources():
 
 
 def test_half_of_the_slots_are_closed():
-    layers = pointwise(selective_cost.build_densenet("closed"))
+    layers = pointwise(selective_cost.build_network("densenet40", "closed"))
     assert [int((~layer.gate).sum()) for layer in layers] == [
         (layer.in_channels + 1) // 2 for layer in layers
     ]
 
 
 def test_all_kinds_start_from_the_same_weights():
-    plain, fresh = (selective_cost.build_densenet(kind) for kind in ("plain", "fresh"))
+    plain, fresh = (selective_cost.build_network("densenet40", kind) for kind in ("plain", "fresh"))
     x = torch.randn(2, 3, 32, 32)
     assert torch.equal(plain(x), fresh(x))
 
@@ -53,11 +53,41 @@ def test_bench_prints_ratios_and_the_path(case, monkeypatch, capsys):
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     what = {"infer": "evaluation", "step": "training step"}[case]
     for layout in ("NCHW", "channels last"):
-        for share in ("20% of the 1x1 slots re-allocated", "50% of the 1x1 slots closed"):
-            (row,) = [row for row in rows if row["case"] == f"{what}, {layout}: {share} / plain"]
+        for share in ("20% of the slots re-allocated", "50% of the slots closed"):
+            (row,) = [
+                row
+                for row in rows
+                if row["case"] == f"densenet40, {what}, {layout}: {share} / plain"
+            ]
             assert row["unit"] == "x"
             assert row["value"] > 0
             assert "kernel" in row["path"] or "torch's operations" in row["path"]
+
+
+def test_bench_of_another_network(monkeypatch, capsys):
+    monkeypatch.setattr(selective_cost, "_BATCH", 2)
+    model = "selectconv.reproduce.networks:small_mobilenet"
+    words = ["--model", model, "--image-size", "16", "--repeats", "1", "--json"]
+    assert main(["bench", "infer", *words]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert all(row["case"].startswith(f"{model}, evaluation, ") for row in rows)
+    moved = pointwise(selective_cost.build_network(model, "moved", 16))
+    assert len(moved) == 11  # the 1x1 convs
+    assert all(bool(layer.moved.any()) for layer in moved)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["alloc", "--model", "densenet40"], "--model goes with"),
+        (["step", "--model", "densenet40", "--compile"], "takes no --model"),
+        (["step", "--model", "densenet4"], "Did you mean 'densenet40'"),
+        (["step", "--model", "densenet40", "--image-size", "0"], "at least 1, got 0"),
+    ],
+)
+def test_bench_refuses_in_one_line(words, message, capsys):
+    assert main(["bench", *words]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_memory_is_measured_where_linux_tells_it():

@@ -5,7 +5,7 @@ import torch
 
 from selectconv.data.registry import dataset_info
 from selectconv.train.config import TrainConfig, resolve, setting_names
-from selectconv.train.loop import build_model
+from selectconv.train.network import build_model
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from selectconv.cli.errors import UsageError
 
 HELP = "measure: a training step, an evaluation, an allocation pass, the data pipeline"
 CASES = ("step", "alloc", "infer", "data")
+OF_MODEL = ("step", "infer")
 
 
 def build_parser() -> ArgumentParser:
@@ -19,6 +20,15 @@ def build_parser() -> ArgumentParser:
     parser = ArgumentParser(description=HELP, exit_on_error=False)
     parser.add_argument("case", type=str, help=f"one of {', '.join(CASES)}")
     parser.add_argument("--repeats", type=int, default=7, help="interleaved repeats of each side")
+    parser.add_argument(
+        "--model",
+        type=str | None,
+        default=None,
+        help="step, infer: a network as for `selectconv train` (default: densenet40)",
+    )
+    parser.add_argument(
+        "--image-size", type=int, default=32, help="with --model: height and width of its images"
+    )
     parser.add_argument("--compile", action="store_true", help="step: the trainer's with --compile")
     parser.add_argument("--json", action="store_true", help="print a JSON line a case")
     return parser
@@ -32,8 +42,16 @@ def run(options: Namespace) -> int:
 
     if options.compile and options.case != "step":
         raise UsageError("--compile goes with `bench step` only.")
+    check_count("image_size", options.image_size, 1)
+    if options.model is not None and options.case not in OF_MODEL:
+        raise UsageError(f"--model goes with `bench {'` and `bench '.join(OF_MODEL)}` only.")
+    if options.model is not None and options.compile:
+        raise UsageError("--compile measures the trainer's step; it takes no --model.")
     rows: list[dict[str, Any]]
-    if options.case == "step":
+    if options.model is not None:
+        measured = getattr(measure, f"measure_{options.case}_of")
+        rows = measured(options.model, options.repeats, options.image_size)
+    elif options.case == "step":
         rows = measure.measure_step(options.repeats, compile=options.compile)
     else:
         rows = getattr(measure, f"measure_{options.case}")(options.repeats)

@@ -19,6 +19,9 @@ def build_parser() -> ArgumentParser:
     parser.add_argument("dir", type=str, help="folder of the run")
     parser.add_argument("--best", action="store_true", help="the epoch of the lowest test error")
     parser.add_argument(
+        "--holdout", action="store_true", help="test on every image that was not trained on"
+    )
+    parser.add_argument(
         "--data-root", type=str | None, default=None, help="where the data set lies"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON line")
@@ -46,14 +49,23 @@ def run(options: Namespace) -> int:
         subset=config.subset,
         test_subset=config.test_subset,
         image_size=config.image_size,
+        holdout=options.holdout,
     )
     training = Training(config, build_fabric(config), splits)
     load_weights(folder / name, training.model, slimmed=config.method == "slimming")
-    loss, wrong = training.evaluate(Lines(config, Console()), 0)
-    if training.fabric.global_rank:
-        return 0
-    if options.json:
-        print(json.dumps({"weights": name, "test_loss": loss, "test_error": wrong}))
+    display = Lines(config, Console())
+    if options.holdout:
+        result = training.evaluate_holdout(display)
+        words = (
+            f"error {result['error']:.2f} %, loss {result['loss']:.4f} on the {result['images']:,} "
+            "images that were not trained on"
+        )
     else:
-        print(f"{folder / name}: test error {wrong:.2f} %, test loss {loss:.4f}")
+        loss, wrong = training.evaluate(display, 0)
+        result = {"test_loss": loss, "test_error": wrong}
+        words = f"test error {wrong:.2f} %, test loss {loss:.4f}"
+    if training.fabric.global_rank == 0:
+        print(
+            json.dumps({"weights": name, **result}) if options.json else f"{folder / name}: {words}"
+        )
     return 0

@@ -150,6 +150,7 @@ def write_report(
         test=grid.test,
         missing=grid.missing(done, known),
         first=grid.first,
+        margin=grid.margin,
     )
     for path in write_results(out, page, tables):
         console.print(f"wrote {path}")

@@ -1,6 +1,5 @@
 """The network of a run, for the verbs that make something of it."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ def load_run(path: str | Path, *, best: bool) -> tuple[Any, Any, tuple[int, int,
 
     from selectconv.data.registry import dataset_info
     from selectconv.train.checkpoint import load_weights
-    from selectconv.train.loop import build_model
+    from selectconv.train.network import build_model, build_plain
     from selectconv.zoo.learned_group_conv import condense
 
     info = dataset_info(config.data, config.image_size)
@@ -39,6 +38,4 @@ def load_run(path: str | Path, *, best: bool) -> tuple[Any, Any, tuple[int, int,
     load_weights(weights, model, slimmed=config.method == "slimming")
     if config.method == "lgc":
         condense(model)
-    dense = replace(config, method="plain", target_macs=None, target_params=None)
-    plain = build_model(dense, info)
-    return model.eval(), plain.eval(), info.shape
+    return model.eval(), build_plain(config, info).eval(), info.shape

@@ -19,7 +19,12 @@ HELP = "train a network, plain or selective, as in the paper"
 
 _WHOLE, _NUMBER = "a whole number", "a number"
 _SETTINGS: dict[str, tuple[Any, str, str]] = {
-    "model": (str, "a model", "network; `selectconv models` lists them (default: densenet40)"),
+    "model": (
+        str,
+        "a model",
+        "a network of `selectconv models`, timm:NAME, or package.module:function, which is called "
+        "with num_classes and in_channels (default: densenet40)",
+    ),
     "model_options": (
         dict[str, Any],
         "a mapping such as {growth_rate: 8}",
@@ -48,6 +53,11 @@ _SETTINGS: dict[str, tuple[Any, str, str]] = {
     "subset": (int, _WHOLE, "train on so many images only"),
     "test_subset": (int, _WHOLE, "test on so many images only"),
     "image_size": (int, _WHOLE, "shrink the images to this height and width"),
+    "holdout": (
+        bool,
+        "true or false",
+        "end with a test on every image that was not trained on: holdout.json (default: false)",
+    ),
     "device": (str, "a device", "auto, cpu, cuda or mps (default: auto)"),
     "precision": (str, "a precision", "32-true, bf16-mixed or 16-mixed (default: 32-true)"),
     "compile": (bool, "true or false", "run the network through torch.compile (default: false)"),
@@ -154,8 +164,7 @@ def choose_run(
     """
     if out is None or not resume:
         config = resolve(given)
-        name = f"{config.model}-{config.data}-{config.method}-{config.seed}"
-        folder = RunFolder(out or Path("runs") / name)
+        folder = RunFolder(out or Path("runs") / config.run_name)
         if not resume:
             return config, folder
     else:

@@ -15,6 +15,7 @@ from selectconv.errors import DataError
 
 __all__ = [
     "DatasetInfo",
+    "Images",
     "Splits",
     "cache_folder",
     "dataset_info",
@@ -30,11 +31,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """A data set: what is known about it, its training images, its test images."""
+    """A data set.
+
+    Attributes:
+        info: what is known about it.
+        train: the training images.
+        test: the test images.
+        holdout: every image that is not trained on, in parts: the training images outside the
+            subset, then all test images. Empty unless it was asked for.
+    """
 
     info: DatasetInfo
     train: Images
     test: Images
+    holdout: tuple[Images, ...] = ()
 
 
 def list_datasets() -> list[str]:
@@ -165,6 +175,7 @@ def load_dataset(
     subset: int | None = None,
     test_subset: int | None = None,
     image_size: int | None = None,
+    holdout: bool = False,
 ) -> Splits:
     """Return the images of a data set.
 
@@ -178,6 +189,7 @@ def load_dataset(
         test_subset: likewise for the test images.
         image_size: shrink the images to this height and width, a whole fraction of theirs. None:
             as they are.
+        holdout: return the images that are not trained on, too.
 
     Returns:
         In memory (`ImageSet`), for ImageNet as files (`ImageFolder`).
@@ -205,11 +217,15 @@ def load_dataset(
             f"{name}: {len(train):,} training and {len(test):,} test images found; the full set "
             f"has {full[0]:,} and {full[1]:,}."
         )
+    held_out: list[Images] = []
+    if holdout:
+        held_out = [*_leave("subset", train, subset, name), test]
     train = _take("subset", train, subset, name)
     test = _take("test_subset", test, test_subset, name)
     if image_size is not None:
         train, test = (shrink_images(images, image_size) for images in (train, test))
-    return Splits(info, train, test)
+        held_out = [shrink_images(images, image_size) for images in held_out]
+    return Splits(info, train, test, tuple(held_out))
 
 
 def _have(entry: Entry, root: Path | str | None, fetch: bool) -> Path:
@@ -242,7 +258,16 @@ def _check_subset(argument: str, size: int | None, most: int, name: str) -> None
 
 
 def _take(argument: str, images: Images, size: int | None, name: str) -> Images:
+    """Return the first `size` images of the fixed permutation."""
     if size is None:
         return images
     _check_subset(argument, size, len(images), name)
     return images.take(subset_index(len(images), size))
+
+
+def _leave(argument: str, images: Images, size: int | None, name: str) -> tuple[Images, ...]:
+    """Return the images that `_take` leaves, as one part, or none if it leaves nothing."""
+    if size is None or size == len(images):
+        return ()
+    _check_subset(argument, size, len(images), name)
+    return (images.take(subset_index(len(images), len(images))[size:]),)

@@ -9,17 +9,17 @@ from selectconv.layer import SelectConvNd
 from selectconv.report.collect import Run
 from selectconv.report.groups import PAPERS_PLACEMENT, Group, Row
 from selectconv.report.plots import COLOURS, GRID, INK, Figure, drawing, to_svg
-from selectconv.train.loop import build_model
+from selectconv.train.network import build_model
 
 
 def draw_errors(group: Group, name: str) -> Figure:
-    """Draw Figure 5: a box a method, and a dot a seed."""
+    """Draw Figure 5: one box per method, one dot per seed."""
     rows = [row for row in group.rows.values() if row.runs]
     with drawing() as plt:
         figure, axes = plt.subplots(figsize=(1.2 + 1.1 * len(rows), 3.4))
         for place, row in enumerate(rows):
             colour = _colour(row)
-            errors = [run.error for run in row.runs.values()]
+            errors = list(row.measured("error").values())
             axes.boxplot(
                 [errors],
                 positions=[place],
@@ -37,13 +37,13 @@ def draw_errors(group: Group, name: str) -> Figure:
             for row in rows
         ]
         axes.set_xticks(range(len(rows)), labels)
-        axes.set_ylabel("test error, last epoch (%)")
+        axes.set_ylabel(f"{group.endpoint} error, last epoch (%)")
         axes.grid(axis="y", linewidth=0.6)
         body = to_svg(figure, name)
     counts = ", ".join(f"{row.key.short_name} {len(row.runs)}" for row in rows)
     return Figure(
-        "Test error by method",
-        f"{group.title}. The paper's Figure 5, here with a dot a seed. Box: quartiles and median; "
+        f"{group.endpoint.capitalize()} error by method",
+        f"{group.title}. The paper's Figure 5, with one dot per seed. Box: quartiles and median; "
         f"seeds: {counts}.",
         body,
     )

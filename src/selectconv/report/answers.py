@@ -1,30 +1,72 @@
-"""What a comparison answers: each method against the one it is asked to be held against."""
+"""What a comparison answers: each method against the baseline, question by question.
+
+Held-out runs are asked in a fixed sequence: the loss first, then the error, which counts only if
+the losses differ. Runs without held-out images are asked for the error alone.
+"""
 
 from dataclasses import dataclass
 
 from selectconv.report.groups import PAPERS_PLACEMENT, Group, Row, RowKey
-from selectconv.report.statistics import Comparison, compare, correct_holm
+from selectconv.report.statistics import (
+    LEVEL,
+    Comparison,
+    compare,
+    correct_holm,
+    equivalence_p,
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """One measure of a method against another's.
+
+    Attributes:
+        measure: "loss" or "error".
+        before: mean of the other method, over the common seeds.
+        after: mean of the method.
+        result: the differences, paired by seed.
+        p: corrected, where several methods were asked about.
+        counts: whether the question before it in the sequence, if any, found a difference.
+    """
+
+    measure: str
+    before: float
+    after: float
+    result: Comparison
+    p: float
+    counts: bool
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A row held against another.
+    """A method against another.
 
     Attributes:
         row: the method.
         against: the baseline or, for another placement, the same method with the paper's.
-        result: errors, paired by seed.
-        p: corrected, where several questions were asked.
-        is_corrected: whether it was.
+        questions: in the order in which they are asked; the error is the last.
+        is_corrected: whether p was corrected by Holm's method.
         num_missing: planned runs that the answer still waits for.
+        p_equivalent: of the test that the errors differ by less than the group's margin; None where
+            nobody asks.
     """
 
     row: Row
     against: Row
-    result: Comparison
-    p: float
+    questions: tuple[Question, ...]
     is_corrected: bool
     num_missing: int
+    p_equivalent: float | None = None
+
+    @property
+    def error(self) -> Question:
+        """The question about the error."""
+        return self.questions[-1]
+
+    @property
+    def loss(self) -> Question | None:
+        """The question about the loss, where it is asked."""
+        return self.questions[0] if len(self.questions) > 1 else None
 
 
 def answer(group: Group) -> dict[RowKey, Answer]:
@@ -36,15 +78,7 @@ def answer(group: Group) -> dict[RowKey, Answer]:
     baseline = group.baseline
     if baseline is None:
         return {}
-    pairs: dict[RowKey, tuple[Row, Comparison]] = {}
-    for key, row in group.rows.items():
-        own = key.placement == PAPERS_PLACEMENT
-        against = baseline if own else group.find(key.method)
-        if against is None or row is baseline:
-            continue
-        result = compare(against.errors, row.errors)
-        if result is not None:
-            pairs[key] = (against, result)
+    against = {key: _opponent(group, baseline, row) for key, row in group.rows.items()}
     family = [
         key
         for key, row in group.rows.items()
@@ -52,17 +86,46 @@ def answer(group: Group) -> dict[RowKey, Answer]:
         and key.method not in group.first
         and key.placement == PAPERS_PLACEMENT
     ]
-    adjusted = correct_holm({key: pairs[key][1].p if key in pairs else 1.0 for key in family})
+    measures = ("loss", "error") if group.is_held_out else ("error",)
+    asked: dict[RowKey, list[Question]] = {}
+    for measure in measures:
+        results = {
+            key: compare(other.measured(measure), group.rows[key].measured(measure))
+            for key, other in against.items()
+            if other is not None
+        }
+        found = {key: result for key, result in results.items() if result is not None}
+        corrected = correct_holm({key: found[key].p if key in found else 1.0 for key in family})
+        for key, result in found.items():
+            before = asked.setdefault(key, [])
+            other = against[key]
+            assert other is not None
+            old, new = (row.mean(measure, result.seeds) for row in (other, group.rows[key]))
+            counts = all(question.p < LEVEL for question in before)
+            p = corrected.get(key, result.p)
+            before.append(Question(measure, old, new, result, p, counts))
     answers = {}
-    for key, (against, result) in pairs.items():
-        asked = family if key in adjusted else [key]
-        missing = [*against.missing, *(name for k in asked for name in group.rows[k].missing)]
+    for key, questions in asked.items():
+        other = against[key]
+        assert other is not None
+        related = family if key in family else [key]
+        missing = [*other.missing, *(name for k in related for name in group.rows[k].missing)]
+        row = group.rows[key]
         answers[key] = Answer(
-            group.rows[key],
-            against,
-            result,
-            adjusted.get(key, result.p),
-            is_corrected=len(asked) > 1,
+            row,
+            other,
+            tuple(questions),
+            is_corrected=len(related) > 1,
             num_missing=len(missing),
+            p_equivalent=None
+            if group.margin is None
+            else equivalence_p(other.measured("error"), row.measured("error"), group.margin),
         )
     return answers
+
+
+def _opponent(group: Group, baseline: Row, row: Row) -> Row | None:
+    """Return whom a row is compared with; None for the baseline itself."""
+    if row.key.placement != PAPERS_PLACEMENT:
+        return group.find(row.key.method)
+    return None if row is baseline else baseline

@@ -44,6 +44,7 @@ def build_report(
     test: str = "",
     missing: Missing = (),
     first: tuple[str, ...] = FIRST,
+    margin: float | None = None,
 ) -> tuple[str, list[ResultTable]]:
     """Build the page and its tables.
 
@@ -56,8 +57,9 @@ def build_report(
         test: the statistical test that was named before the runs.
         missing: name, settings and reason of planned runs that are not finished.
         first: the methods of the test's first question.
+        margin: points of error within which a method counts as no worse; None: nobody asks.
     """
-    groups = group_runs(found.runs, missing, first)
+    groups = group_runs(found.runs, missing, first, margin)
     tables = [build_table(group, table=table, scale=scale, test=test) for group in groups]
     sections = [Section("Results", [result.to_html() for result in tables])]
     for number, group in enumerate(groups):
@@ -78,7 +80,7 @@ def draw_group(group: Group, name: str) -> list[Figure]:
     run = choose_run(group)
     plans: list[tuple[str, Callable[[], Figure | None]]] = []
     if len([row for row in group.rows.values() if row.runs]) > 1:
-        plans.append(("Test error by method", lambda: draw_errors(group, f"{name}-errors")))
+        plans.append(("Error by method", lambda: draw_errors(group, f"{name}-errors")))
     plans.append(("Test loss", lambda: draw_losses(group, f"{name}-losses")))
     plans.append(("Slots that are shifted", lambda: draw_shift_counts(group, f"{name}-counts")))
     if run is not None:

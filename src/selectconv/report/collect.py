@@ -11,11 +11,19 @@ from typing import Any
 from selectconv import __version__
 from selectconv.errors import SelectConvError
 from selectconv.train.config import TrainConfig, resolve
-from selectconv.train.records import ALLOCATION, CONFIG, ENVIRONMENT, LAST, METRICS, RunFolder
+from selectconv.train.records import (
+    ALLOCATION,
+    CONFIG,
+    ENVIRONMENT,
+    HOLDOUT,
+    LAST,
+    METRICS,
+    RunFolder,
+)
 
 _DEPTH = 4  # how far below a given folder runs are looked for: results/GRID/runs/NAME
 # Settings that came later: runs of before have the defaults. Without any other, a file was cut.
-_LATER = {"group_lasso", "bn_sparsity", "target_macs", "target_params"}
+_LATER = {"group_lasso", "bn_sparsity", "target_macs", "target_params", "holdout"}
 
 
 @dataclass(frozen=True, eq=False)  # each is itself, and can be the key of a cache
@@ -28,6 +36,7 @@ class Run:
         metrics: a line an epoch.
         allocation: a line for every step that changed something.
         environment: commit, versions, hardware; empty where there is no such file.
+        holdout: images, error in per cent and loss of `holdout.json`; None where it was not asked.
     """
 
     path: Path
@@ -35,6 +44,7 @@ class Run:
     metrics: list[dict[str, Any]]
     allocation: list[dict[str, Any]]
     environment: dict[str, Any]
+    holdout: dict[str, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -171,18 +181,38 @@ def read_run(path: Path) -> Run:
     allocation = folder.read(ALLOCATION)
     for row in allocation:
         _check_allocation(row, config.epochs)
-    return Run(path, config, metrics, allocation, environment)
+    holdout = _read_holdout(folder) if config.holdout else None
+    return Run(path, config, metrics, allocation, environment, holdout)
 
 
 def _check_metrics(row: object, epoch: int) -> None:
     if not isinstance(row, Mapping) or row.get("epoch") != epoch:
         raise ValueError(f"{METRICS}, line {epoch + 1}, is not that of epoch {epoch}.")
-    for name in ("test_loss", "test_error", "seconds", "moved", "closed"):
+    _check_numbers(
+        row, ("test_loss", "test_error", "seconds", "moved", "closed"), f"{METRICS}, epoch {epoch}"
+    )
+
+
+def _check_numbers(row: Mapping[str, Any], names: Iterable[str], where: str) -> None:
+    for name in names:
         value = row.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{METRICS}, epoch {epoch}: `{name}` is no number but {value!r}.")
+            raise ValueError(f"{where}: `{name}` is no number but {value!r}.")
         if not math.isfinite(value) or value < 0:
-            raise ValueError(f"{METRICS}, epoch {epoch}: `{name}` is {value}.")
+            raise ValueError(f"{where}: `{name}` is {value}.")
+
+
+def _read_holdout(folder: RunFolder) -> dict[str, Any]:
+    try:
+        content = json.loads((folder / HOLDOUT).read_text())
+    except FileNotFoundError:
+        raise ValueError(f"it has no {HOLDOUT}, which its settings ask for.") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{HOLDOUT} cannot be read: {error}.") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{HOLDOUT} does not hold a result.")
+    _check_numbers(content, ("images", "error", "loss"), HOLDOUT)
+    return content
 
 
 def _check_allocation(row: object, epochs: int) -> None:

@@ -2,9 +2,9 @@
 
 import math
 
-from selectconv.report.answers import Answer, answer
+from selectconv.report.answers import Answer, Question, answer
 from selectconv.report.groups import PAPERS_PLACEMENT, Group, Row
-from selectconv.report.statistics import LEVEL, Comparison, compare, show_p, summarize
+from selectconv.report.statistics import LEVEL, Comparison, compare, show_p
 
 
 def state_findings(group: Group) -> list[str]:
@@ -22,7 +22,7 @@ def state_findings(group: Group) -> list[str]:
     lines = []
     for row in rows:
         if row.key in answers:
-            lines.append(_state(answers[row.key]))
+            lines += _state(group, answers[row.key])
         else:
             own = row.key.placement == PAPERS_PLACEMENT
             other = baseline.key.name if own else "the paper's placement"
@@ -33,49 +33,68 @@ def state_findings(group: Group) -> list[str]:
 def _look_further(group: Group, baseline: Row) -> list[str]:
     """State what nobody asked beforehand, and say so: the test loss, and select against +S."""
     shift, select = group.find("shift"), group.find("select")
-    found: list[tuple[str, Comparison]] = []
-    if select is not None:
-        losses = [{seed: run.loss for seed, run in row.runs.items()} for row in (baseline, select)]
-        seeds = sorted(set(losses[0]) & set(losses[1]))
-        result = compare(*losses)
-        if result is not None:
-            before, after = (summarize([one[seed] for seed in seeds]).mean for one in losses)
-            what = f"test loss {before:.4f} to {after:.4f}"
-            found.append((_describe(baseline, select, what, result), result))
+    pairs = []
+    if select is not None and not group.is_held_out:
+        pairs.append((baseline, select, "loss"))
     if select is not None and shift is not None:
-        result = compare(shift.errors, select.errors)
+        pairs.append((shift, select, "error"))
+    lines = []
+    for against, row, measure in pairs:
+        result = compare(against.measured(measure), row.measured(measure))
         if result is not None:
-            found.append((_sentence(shift, select, result), result))
-    return [
-        f"Not among the questions named beforehand: {text}, {show_p(result.p)} without correction."
-        for text, result in found
-    ]
+            before, after = (one.mean(measure, result.seeds) for one in (against, row))
+            text = _describe(group, against, row, measure, before, after, result)
+            lines.append(
+                f"Not among the questions named beforehand: {text}, {show_p(result.p)} without "
+                "correction."
+            )
+    return lines
 
 
-def _state(found: Answer) -> str:
+def _state(group: Group, found: Answer) -> list[str]:
     kind = " after Holm's correction" if found.is_corrected else ""
-    sentence = _sentence(found.against, found.row, found.result)
-    return f"{sentence}, {show_p(found.p)}{kind}: {_verdict(found)}."
+    lines = []
+    for asked in found.questions:
+        text = _describe(
+            group, found.against, found.row, asked.measure, asked.before, asked.after, asked.result
+        )
+        lines.append(f"{text}, {show_p(asked.p)}{kind}: {_verdict(found, asked)}.")
+    if found.p_equivalent is not None:
+        shown = found.p_equivalent < LEVEL and not found.num_missing
+        verdict = "shown" if shown else "not shown"
+        lines.append(
+            f"{found.row.key.name} within {group.margin:g} points of {found.against.key.name}'s "
+            f"error: {verdict} ({show_p(found.p_equivalent)}, two one-sided tests)."
+        )
+    return lines
 
 
-def _sentence(against: Row, row: Row, result: Comparison) -> str:
-    seeds = sorted(set(against.runs) & set(row.runs))
-    before, after = (summarize([r.errors[seed] for seed in seeds]).mean for r in (against, row))
-    return _describe(against, row, f"test error {before:.2f} % to {after:.2f} %", result)
-
-
-def _describe(against: Row, row: Row, what: str, result: Comparison) -> str:
+def _describe(
+    group: Group,
+    against: Row,
+    row: Row,
+    measure: str,
+    before: float,
+    after: float,
+    result: Comparison,
+) -> str:
+    what = f"{group.endpoint} {measure}"
+    values = f"{before:.4f} to {after:.4f}"
+    if measure == "error":
+        values = f"{before:.2f} % to {after:.2f} %"
     return (
-        f"{row.key.name} against {against.key.name}, {result.n} seeds: {what}, a change of "
-        f"{result.change:+.2f} % (95 % interval {result.low:+.2f} to {result.high:+.2f} %)"
+        f"{row.key.name} against {against.key.name}, {result.n} seeds: {what} {values}, a change "
+        f"of {result.change:+.2f} % (95 % interval {result.low:+.2f} to {result.high:+.2f} %)"
     )
 
 
-def _verdict(found: Answer) -> str:
+def _verdict(found: Answer, asked: Question) -> str:
     if found.num_missing:  # the test is for all planned runs: a look on the way decides nothing
         return f"preliminary, {found.num_missing} planned runs are missing"
-    if math.isnan(found.p):
+    if math.isnan(asked.p):
         return "the differences do not vary, so there is no test"
-    if found.p >= LEVEL:
+    if not asked.counts:
+        return "does not count, since the question before it found no difference"
+    if asked.p >= LEVEL:
         return f"no difference found at the level of {LEVEL}"
-    return ("lower" if found.result.change < 0 else "higher") + f" at the level of {LEVEL}"
+    return ("lower" if asked.result.change < 0 else "higher") + f" at the level of {LEVEL}"

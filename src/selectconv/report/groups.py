@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from selectconv.report.collect import Run
+from selectconv.report.statistics import summarize
 from selectconv.train.config import resolve
 
 # In the order of Section 3.3, with the paper's names.
@@ -34,7 +35,8 @@ _USED: dict[str, tuple[str, ...]] = {
     "slimming": ("stop_at", "target_macs", "target_params", "bn_sparsity"),
 }
 # What a result does not depend on, or not by intention.
-_ASIDE = ("method", "seed", "data_root", "device", "precision", "compile", "channels_last")
+_ASIDE = ("method", "seed", "data_root", "holdout", "device", "precision", "compile",
+          "channels_last")  # fmt: skip
 
 
 @dataclass(frozen=True, order=True)
@@ -101,16 +103,28 @@ class Row:
         key: the method.
         runs: the finished ones, by seed.
         missing: why a run is not among them, by its name.
+        is_held_out: the endpoint is every image that was not trained on, not the test images alone.
     """
 
     key: RowKey
     runs: dict[int, Run]
     missing: dict[str, str]
+    is_held_out: bool = False
 
-    @property
-    def errors(self) -> dict[int, float]:
-        """The last test errors by seed."""
-        return {seed: run.error for seed, run in self.runs.items()}
+    def measured(self, measure: str) -> dict[int, float]:
+        """Return the last weights' "error" or "loss" at the endpoint, by seed."""
+        return {seed: self._score(run, measure) for seed, run in self.runs.items()}
+
+    def mean(self, measure: str, seeds: Iterable[int]) -> float:
+        """Return the mean of a measure over some of the seeds."""
+        values = self.measured(measure)
+        return summarize([values[seed] for seed in seeds]).mean
+
+    def _score(self, run: Run, measure: str) -> float:
+        if self.is_held_out:
+            assert run.holdout is not None
+            return float(run.holdout[measure])
+        return float(getattr(run, measure))
 
 
 @dataclass
@@ -122,6 +136,7 @@ class Group:
         config: the settings of one of them.
         rows: by method.
         first: the methods of the first question; the others are corrected for their number.
+        margin: points of error within which a method counts as no worse; None: nobody asks.
         apart: settings that tell it from other comparisons with the same title.
     """
 
@@ -129,7 +144,19 @@ class Group:
     config: dict[str, Any]
     rows: dict[RowKey, Row]
     first: tuple[str, ...] = FIRST
+    margin: float | None = None
     apart: tuple[str, ...] = ()
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether every finished run was tested on all images that it was not trained on."""
+        runs = [run for row in self.rows.values() for run in row.runs.values()]
+        return bool(runs) and all(run.holdout is not None for run in runs)
+
+    @property
+    def endpoint(self) -> str:
+        """What errors and losses are of: "held-out" or "test"."""
+        return "held-out" if self.is_held_out else "test"
 
     @property
     def baseline(self) -> Row | None:
@@ -169,6 +196,7 @@ def group_runs(
     runs: Iterable[Run],
     missing: Iterable[tuple[str, Mapping[str, Any], str]] = (),
     first: tuple[str, ...] = FIRST,
+    margin: float | None = None,
 ) -> list[Group]:
     """Sort runs into comparisons.
 
@@ -176,12 +204,13 @@ def group_runs(
         runs: finished runs. Of two with the same settings the first is taken.
         missing: name, settings and reason of planned runs that are not finished.
         first: as for `Group`.
+        margin: as for `Group`.
     """
     groups: dict[GroupKey, Group] = {}
 
     def row_of(config: Mapping[str, Any]) -> Row:
         group_key, row_key = keys_of(config)
-        group = groups.setdefault(group_key, Group(group_key, dict(config), {}, first))
+        group = groups.setdefault(group_key, Group(group_key, dict(config), {}, first, margin))
         return group.rows.setdefault(row_key, Row(row_key, {}, {}))
 
     for run in runs:
@@ -191,6 +220,8 @@ def group_runs(
     ordered = sorted(groups.values(), key=lambda group: group.key)
     for group in ordered:
         group.rows = dict(sorted(group.rows.items()))
+        for row in group.rows.values():
+            row.is_held_out = group.is_held_out
     _tell_apart(ordered)
     return ordered
 

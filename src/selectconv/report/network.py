@@ -11,7 +11,7 @@ from selectconv.data.registry import load_dataset
 from selectconv.errors import SelectConvError
 from selectconv.report.collect import Run
 from selectconv.train.checkpoint import load_weights
-from selectconv.train.loop import build_model
+from selectconv.train.network import build_model
 
 
 @dataclass(frozen=True)

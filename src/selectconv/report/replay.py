@@ -7,7 +7,7 @@ from typing import Any
 from selectconv.data.registry import dataset_info
 from selectconv.layer import SelectConvNd
 from selectconv.report.collect import Run
-from selectconv.train.loop import build_model
+from selectconv.train.network import build_model
 from selectconv.train.records import ALLOCATION, METRICS
 
 OWN, CLOSED, MOVED = 0, 1, 2

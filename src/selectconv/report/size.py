@@ -12,7 +12,7 @@ from selectconv.layer import SelectConvNd
 from selectconv.report.collect import Run
 from selectconv.report.replay import CLOSED, replay
 from selectconv.train.checkpoint import load_weights
-from selectconv.train.loop import build_model
+from selectconv.train.network import build_model
 from selectconv.zoo.learned_group_conv import condense, learned_group_convs
 
 

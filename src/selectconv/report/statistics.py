@@ -24,18 +24,23 @@ class Comparison:
     """A method against a baseline, paired by seed.
 
     Attributes:
-        n: common seeds.
+        seeds: the common ones.
         change: of the mean, in per cent of the baseline's mean; negative is better.
         low: lower end of its 95 % interval.
         high: upper end.
         p: of the two-sided paired t-test; NaN where the differences are all the same.
     """
 
-    n: int
+    seeds: tuple[int, ...]
     change: float
     low: float
     high: float
     p: float
+
+    @property
+    def n(self) -> int:
+        """How many seeds are compared."""
+        return len(self.seeds)
 
 
 def summarize(values: Sequence[float]) -> Summary:
@@ -65,7 +70,7 @@ def compare(baseline: Mapping[int, float], other: Mapping[int, float]) -> Compar
     """
     from scipy import stats  # type: ignore[import-untyped]
 
-    seeds = sorted(set(baseline) & set(other))
+    seeds = tuple(sorted(set(baseline) & set(other)))
     if len(seeds) < 2:
         return None
     differences = summarize([other[seed] - baseline[seed] for seed in seeds])
@@ -78,7 +83,33 @@ def compare(baseline: Mapping[int, float], other: Mapping[int, float]) -> Compar
         p = 2 * float(stats.t.sf(abs(differences.mean) / error, differences.n - 1))
     scale = 100 / base if base else math.nan
     low, high = differences.mean - reach, differences.mean + reach
-    return Comparison(differences.n, scale * differences.mean, scale * low, scale * high, p)
+    return Comparison(seeds, scale * differences.mean, scale * low, scale * high, p)
+
+
+def equivalence_p(
+    baseline: Mapping[int, float], other: Mapping[int, float], margin: float
+) -> float:
+    """Return p of two one-sided paired t-tests that the mean difference is within `margin`.
+
+    A small p shows that the two differ by less than the margin, which a large p of `compare` does
+    not. NaN with fewer than two common seeds, or where the differences are all the same.
+
+    Example:
+        >>> baseline, other = {0: 10.0, 1: 11.0, 2: 12.0}, {0: 10.1, 1: 11.0, 2: 12.1}
+        >>> round(equivalence_p(baseline, other, 0.5), 4)
+        0.0029
+    """
+    from scipy import stats
+
+    seeds = sorted(set(baseline) & set(other))
+    if len(seeds) < 2:
+        return math.nan
+    differences = summarize([other[seed] - baseline[seed] for seed in seeds])
+    error = differences.std / math.sqrt(differences.n)
+    if error <= 1e-12 * abs(differences.mean):
+        return math.nan
+    nearer = margin - abs(differences.mean)  # the larger p of the two is that of the nearer bound
+    return float(stats.t.sf(nearer / error, differences.n - 1))
 
 
 def correct_holm(p_values: Mapping[Question, float]) -> dict[Question, float]:

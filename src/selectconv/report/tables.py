@@ -21,9 +21,10 @@ from selectconv.report.size import measure_size
 from selectconv.report.statistics import show_p, summarize
 
 HEADER = (
-    "method", "n", "params", "MACs", "MACs, CondenseNet's count", "test error %, last epoch",
-    "best epoch", "change", "95 % interval", "p", "slots moved", "slots closed", "paper: error %",
-    "paper: change", "paper: params", "paper: FLOPs", "missing",
+    "method", "n", "params", "MACs", "MACs, CondenseNet's count", "held-out loss",
+    "change of loss", "p, loss", "held-out error %", "test error %, last epoch", "best epoch",
+    "change", "95 % interval", "p", "p, no loss", "slots moved", "slots closed",
+    "paper: error %", "paper: change", "paper: params", "paper: FLOPs", "missing",
 )  # fmt: skip
 _CONDENSENET_COUNT = "table2"  # the table whose FLOPs are by that counter
 
@@ -115,8 +116,10 @@ def build_table(
                 _method_name(row),
                 str(len(row.runs)),
                 *_sizes(row, has_condensenet_count=table == _CONDENSENET_COUNT),
+                *_held_out_loss(row, answers.get(key)),
                 *_errors(row),
                 *_change(answers.get(key)),
+                _equivalence(answers.get(key)),
                 *_slots(row),
                 paper.get("error", "not printed"),
                 paper.get("change", ""),
@@ -128,10 +131,26 @@ def build_table(
     counts = sorted({len(row.runs) for row in group.rows.values()})
     n = f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
     words = [f"Scale: {scale}." if scale else "", f"{n} seeds: mean ± sample standard deviation."]
+    if group.is_held_out:
+        images = max(
+            run.holdout["images"]
+            for row in group.rows.values()
+            for run in row.runs.values()
+            if run.holdout is not None
+        )
+        words.append(
+            f"Held-out: the last weights on the {images:,} images that were not trained on; "
+            "change and p are of it."
+        )
     words.append(
-        "Error of the last epoch; the best epoch was chosen on the test set. Change: of the mean "
-        "over common seeds, relative to the baseline's."
+        "Test error: of the last epoch; the best epoch was chosen on the test set. Change: of the "
+        "mean over common seeds, relative to the baseline's."
     )
+    if group.margin is not None:
+        words.append(
+            f"p, no loss: two one-sided tests that the error is within {group.margin:g} points of "
+            "the baseline's."
+        )
     words.append(test or "p: two-sided paired t-test, paired by seed.")
     corrected = any(found.is_corrected for found in answers.values())
     words.append("p of the second questions is Holm's." if corrected else "")
@@ -185,28 +204,49 @@ def _sizes(row: Row, *, has_condensenet_count: bool) -> tuple[str, str, str]:
     return f"{params:,.0f}", f"{macs / 1e6:,.2f}M", counted
 
 
-def _errors(row: Row) -> tuple[str, str]:
+def _held_out_loss(row: Row, found: Answer | None) -> tuple[str, str, str]:
+    if not row.is_held_out or not row.runs:
+        return "", "", ""
+    loss = _spread(list(row.measured("loss").values()), 4)
+    if found is None or found.loss is None:
+        return loss, "", ""
+    return loss, f"{found.loss.result.change:+.2f} %", _p(found.loss.p)
+
+
+def _errors(row: Row) -> tuple[str, str, str]:
     if not row.runs:
-        return "no finished run", ""
-    texts = []
-    for values in (
-        [run.error for run in row.runs.values()],
-        [run.best_error for run in row.runs.values()],
-    ):
-        summary = summarize(values)
-        spread = "" if math.isnan(summary.std) else f" ± {summary.std:.2f}"
-        texts.append(f"{summary.mean:.2f}{spread}")
-    return texts[0], texts[1]
+        return "", "no finished run", ""
+    runs = row.runs.values()
+    return (
+        _spread(list(row.measured("error").values())) if row.is_held_out else "",
+        _spread([run.error for run in runs]),
+        _spread([run.best_error for run in runs]),
+    )
+
+
+def _spread(values: Sequence[float], digits: int = 2) -> str:
+    """Show mean ± standard deviation."""
+    summary = summarize(values)
+    spread = "" if math.isnan(summary.std) else f" ± {summary.std:.{digits}f}"
+    return f"{summary.mean:.{digits}f}{spread}"
+
+
+def _p(p: float) -> str:
+    return show_p(p).removeprefix("p ").removeprefix("= ")
+
+
+def _equivalence(found: Answer | None) -> str:
+    return "" if found is None or found.p_equivalent is None else _p(found.p_equivalent)
 
 
 def _change(found: Answer | None) -> tuple[str, str, str]:
     if found is None:
         return "", "", ""
-    result = found.result
+    result = found.error.result
     return (
         f"{result.change:+.2f} %",
         f"{result.low:+.2f} to {result.high:+.2f} %",
-        show_p(found.p).removeprefix("p ").removeprefix("= "),
+        _p(found.error.p),
     )
 
 

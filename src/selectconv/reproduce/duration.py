@@ -4,14 +4,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 
 from selectconv.cost import count_macs
 from selectconv.data.registry import dataset_info
 from selectconv.reproduce.grid import PlannedRun
 from selectconv.train.config import TrainConfig
 from selectconv.train.estimate import seconds_per_image
-from selectconv.train.loop import build_model
+from selectconv.train.network import build_plain
 
 # Testing computes forward only, about a third of a training step.
 _TEST_SHARE = 1 / 3
@@ -31,8 +30,7 @@ def estimate_seconds(runs: Iterable[PlannedRun]) -> dict[str, float]:
             continue
         config = run.config
         info = dataset_info(config.data, config.image_size)
-        plain = replace(config, method="plain", target_macs=None, target_params=None)
-        macs = count_macs(build_model(plain, info), info.shape)
+        macs = count_macs(build_plain(config, info), info.shape)
         key = (config.model, str(config.model_options), config.method)
         if key not in timed:
             timed[key] = seconds_per_image(config, info) / macs

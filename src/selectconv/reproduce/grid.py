@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from selectconv.checks import check_choice
-from selectconv.train.config import TrainConfig, resolve
+from selectconv.train.config import TrainConfig, as_file_name, resolve
 
 TABLES = ("table1", "table2", "table3", "ablation")
 SCALES = ("full", "reduced", "smoke")
@@ -52,6 +52,7 @@ class Grid:
         note: what to know about the scale, in a sentence.
         test: the statistical test, named before the runs.
         first: the methods of the first question; others are corrected for their number.
+        margin: points of error within which a method counts as no worse; None: nobody asks.
         runs: in the order in which they are started: seed by seed, so that what is finished early
             can be compared.
     """
@@ -63,6 +64,7 @@ class Grid:
     test: str
     runs: tuple[PlannedRun, ...]
     first: tuple[str, ...] = ("select",)
+    margin: float | None = None
 
     def missing(
         self, done: Container[str], problems: Mapping[str, str | None]
@@ -102,6 +104,7 @@ def load_grid(table: str, scale: str) -> Grid:
         test=" ".join(content["test"].split()),
         runs=tuple(sorted(runs, key=lambda run: int(run.settings["seed"]))),
         first=tuple(content["first"]),
+        margin=content.get("margin"),
     )
 
 
@@ -113,6 +116,7 @@ def _expand(part: Mapping[str, Any], shared: Mapping[str, Any]) -> list[PlannedR
         settings = {**shared, **part.get("settings", {}), **dict(zip(_AXES, values, strict=True))}
         words = [str(value) for value in values]
         name = "-".join([*words[:3], label, words[3]] if label else words)
+        name = as_file_name(name)
         try:
             resolve(settings)
             problem = None

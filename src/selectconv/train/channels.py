@@ -1,7 +1,5 @@
 """What a run's method does to the channels of its network while it trains."""
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
@@ -9,6 +7,7 @@ from selectconv.allocator import ChannelAllocator
 from selectconv.data.image_set import DatasetInfo
 from selectconv.layer import SelectConvNd
 from selectconv.train.config import TrainConfig
+from selectconv.train.network import build_model
 from selectconv.train.slimming import Slimmer
 from selectconv.zoo.learned_group_conv import Condenser
 
@@ -20,7 +19,6 @@ def build_method(
     info: DatasetInfo,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    build_model: Callable[[TrainConfig, DatasetInfo], nn.Module],
 ) -> Method | None:
     """Build what acts on the channels after each epoch; None for a plain training."""
     if config.is_selective:

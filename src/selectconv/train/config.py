@@ -5,6 +5,7 @@ Defaults come from `recipes.yaml`: the paper's settings for the pair of model an
 
 import copy
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -17,7 +18,7 @@ from selectconv.budget import check_targets
 from selectconv.checks import check_choice, check_count, check_fraction, check_non_negative
 from selectconv.data.registry import dataset_info, list_datasets
 from selectconv.slots import DAMAGES
-from selectconv.zoo import list_models
+from selectconv.zoo.external import check_model_name
 
 METHODS = ("plain", "select", "zero", "random", "dealloc", "shift", "lgc", "slimming")
 WITH_TARGET = ("select", "zero", "random", "dealloc", "slimming")
@@ -32,8 +33,9 @@ class TrainConfig:
     """All that is needed to repeat a run.
 
     Attributes:
-        model: a name of `sc.list_models()`.
-        model_options: what else `sc.create_model` is to be given, such as growth_rate and units.
+        model: a name of `sc.list_models()`, `timm:NAME`, or `package.module:function`.
+        model_options: further arguments of the network, such as growth_rate and units; for a
+            network from outside the zoo also `realloc` and `min_channels` of `sc.convert`.
         data: a data set of `selectconv data list`.
         method: plain, select (+D+R zero+shift), zero, random, dealloc or shift (+S); or a baseline:
             lgc (CondenseNet's learned group convolution) or slimming (network slimming).
@@ -58,6 +60,7 @@ class TrainConfig:
         subset: so many training images only; None: all.
         test_subset: so many test images only; None: all.
         image_size: shrink the images to this height and width; None: as they are.
+        holdout: at the end, test the last weights on every image that was not trained on.
         device: auto, cpu, cuda or mps.
         precision: 32-true, bf16-mixed or 16-mixed.
         compile: run the model through torch.compile.
@@ -89,13 +92,14 @@ class TrainConfig:
     subset: int | None
     test_subset: int | None
     image_size: int | None
+    holdout: bool
     device: str
     precision: str
     compile: bool
     channels_last: bool
 
     def __post_init__(self) -> None:
-        check_choice("model", self.model, list_models())
+        check_model_name(self.model)
         check_choice("data", self.data, list_datasets())
         check_choice("method", self.method, METHODS)
         check_choice("damage", self.damage, DAMAGES)
@@ -120,7 +124,7 @@ class TrainConfig:
         for name in ("lr", "weight_decay", "shift_weight_decay", "group_lasso", "bn_sparsity"):
             check_non_negative(name, getattr(self, name))
         self._check_method()
-        for name in ("compile", "channels_last"):
+        for name in ("holdout", "compile", "channels_last"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"`{name}` must be true or false, got {getattr(self, name)!r}.")
         if not isinstance(self.model_options, dict):
@@ -164,9 +168,24 @@ class TrainConfig:
         # In YAML, null is "not given"; no cap is a setting of its own.
         return {**settings, "max_copies": NO_CAP if self.max_copies is None else self.max_copies}
 
+    @property
+    def run_name(self) -> str:
+        """A name for the run's folder."""
+        return as_file_name(f"{self.model}-{self.data}-{self.method}-{self.seed}")
+
     def lr_at(self, step: int, steps: int) -> float:
         """Compute the learning rate of a step: a cosine from `lr` to 0 over the whole training."""
         return self.lr * 0.5 * (1 + math.cos(math.pi * step / steps))
+
+
+def as_file_name(name: str) -> str:
+    """Return a name that every file system accepts.
+
+    Example:
+        >>> as_file_name("timm:resnet18-cifar10-plain-0")
+        'timm-resnet18-cifar10-plain-0'
+    """
+    return re.sub(r"[^\w.-]", "-", name)
 
 
 def setting_names() -> list[str]:
@@ -193,7 +212,7 @@ def resolve(given: Mapping[str, Any]) -> TrainConfig:
     recipes = _recipes()
     settings: dict[str, Any] = copy.deepcopy(recipes["common"])
     settings.update({name: given[name] for name in ("model", "data") if name in given})
-    check_choice("model", settings["model"], list_models())
+    check_model_name(settings["model"])
     check_choice("data", settings["data"], list_datasets())
     # A model's recipe is the more specific one: CondenseNet trains longer than CIFAR's default.
     settings.update(recipes["data"].get(settings["data"], {}))

@@ -2,7 +2,6 @@
 
 import statistics
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,7 +16,8 @@ from selectconv.data.image_set import DatasetInfo
 from selectconv.data.registry import dataset_info
 from selectconv.layer import SelectConv2d
 from selectconv.train.config import TrainConfig
-from selectconv.train.loop import build_model, build_optimizer
+from selectconv.train.loop import build_optimizer
+from selectconv.train.network import build_model, build_plain
 from selectconv.train.selective_cost import reallocate
 
 # A timed step computes at most so many multiply-adds forward: seconds even for the largest network.
@@ -113,12 +113,7 @@ def seconds_per_image(config: TrainConfig, info: DatasetInfo) -> float:
     """
     device = choose_device(config)
     with torch.random.fork_rng():
-        macs = count_macs(
-            build_model(
-                replace(config, method="plain", target_macs=None, target_params=None), info
-            ),
-            info.shape,
-        )
+        macs = count_macs(build_plain(config, info), info.shape)
         count = max(1, min(config.batch_size, int(_MOST_MACS / macs)))
         model = build_model(config, info)
         allocate_as_trained(model, config)

@@ -4,6 +4,7 @@ Everything random depends on the seed and the epoch alone, and a checkpoint is w
 epoch, so a run that was killed at any moment and resumed ends with the same bits.
 """
 
+import json
 import os
 import re
 import time
@@ -17,21 +18,26 @@ from torch import Tensor, nn
 
 from selectconv.allocation_report import AllocationReport
 from selectconv.allocator import ChannelAllocator
-from selectconv.data.image_set import DatasetInfo
 from selectconv.data.loader import Loader, make_loader
-from selectconv.data.registry import Splits, load_dataset
+from selectconv.data.registry import Images, Splits, load_dataset
 from selectconv.errors import RunError
 from selectconv.param_groups import param_groups
 from selectconv.train.channels import build_method, count_channels
 from selectconv.train.checkpoint import load_checkpoint, save_checkpoint, save_weights
 from selectconv.train.config import TrainConfig
-from selectconv.train.records import ALLOCATION, BEST, CHECKPOINT, LAST, METRICS, RunFolder
+from selectconv.train.network import build_model, in_layout
+from selectconv.train.records import (
+    ALLOCATION,
+    BEST,
+    CHECKPOINT,
+    HOLDOUT,
+    LAST,
+    METRICS,
+    RunFolder,
+    write_text,
+)
 from selectconv.train.slimming import Slimmer, fit_shapes
-from selectconv.zoo import create_model
 from selectconv.zoo.learned_group_conv import Condenser
-
-# CondenseNet's own: each group of filters ends with one input in so many.
-_CONDENSE_FACTOR = 4
 
 # How often the losses are looked at for NaN: a look waits for the device.
 _LOOK_EVERY = 20
@@ -69,32 +75,6 @@ def build_fabric(config: TrainConfig) -> Fabric:
     return fabric
 
 
-def build_model(config: TrainConfig, info: DatasetInfo) -> nn.Module:
-    """Build a run's network, with the stem that fits the images."""
-    options: dict[str, Any] = {
-        "stem": {"tiny-imagenet": "tiny", "imagenet": "imagenet"}.get(config.data, "cifar"),
-        # De-allocation alone needs no shifts (the parameter counts of Table 2).
-        "realloc": "none" if config.method == "dealloc" else "pointwise",
-        **({"condense_factor": _CONDENSE_FACTOR} if config.method == "lgc" else {}),
-        **config.model_options,
-    }
-    model = create_model(
-        config.model,
-        num_classes=info.num_classes,
-        in_channels=info.shape[0],
-        selective=config.is_selective,
-        **options,
-    )
-    return _in_layout(model, config)
-
-
-def _in_layout(model: nn.Module, config: TrainConfig) -> nn.Module:
-    if config.channels_last:
-        # A keyword that torch has and its type stubs do not.
-        model = cast(Any, model).to(memory_format=torch.channels_last)
-    return model
-
-
 def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.SGD:
     """Build SGD as in supplement B.1: Nesterov without dampening, less decay on shifts."""
     groups = param_groups(model, config.weight_decay, config.shift_weight_decay)
@@ -127,17 +107,18 @@ class Training:
                 f"`batch_size` {config.batch_size} must be a multiple of the {fabric.world_size} "
                 "processes: each takes an equal part of every batch."
             )
-        self.train_loader = self._loader(splits, train=True)
-        self.test_loader = self._loader(splits, train=False)
+        self.splits = splits
+        self.train_loader = self._loader(splits.train, train=True)
+        self.test_loader = self._loader(splits.test, train=False)
         torch.manual_seed(config.seed)
         self.model = build_model(config, splits.info)
         if state is not None:
             if config.method == "slimming":
                 fit_shapes(self.model, state["model"])
             self.model.load_state_dict(state["model"])
-            _in_layout(self.model, config)  # where it was slimmed, it has new tensors
+            in_layout(self.model, config)  # where it was slimmed, it has new tensors
         optimizer = self._set_up()
-        self.allocator = build_method(config, splits.info, self.model, optimizer, build_model)
+        self.allocator = build_method(config, splits.info, self.model, optimizer)
         self.best_error = float("inf")
         self.next_epoch = 0
         if state is not None:
@@ -168,7 +149,7 @@ class Training:
         test_loss, test_error = self.evaluate(display, epoch)
         report = None if self.allocator is None else self.allocator.step(epoch)
         if report and isinstance(self.allocator, Slimmer):
-            _in_layout(self.model, self.config)
+            in_layout(self.model, self.config)
             self._set_up()  # the slimmed layers have parameters of their own
         row = {
             "epoch": epoch,
@@ -184,16 +165,30 @@ class Training:
 
     def evaluate(self, display: Display, epoch: int) -> tuple[float, float]:
         """Compute the test loss and the test error in per cent."""
+        loss, error, _ = self._test([self.test_loader], display, epoch, "test")
+        return loss, error
+
+    def evaluate_holdout(self, display: Display) -> dict[str, Any]:
+        """Test on every image that was not trained on: the content of holdout.json."""
+        loaders = [self._loader(images, train=False) for images in self.splits.holdout]
+        loss, error, count = self._test(loaders, display, self.config.epochs - 1, "holdout")
+        return {"images": count, "error": error, "loss": loss}
+
+    def _test(
+        self, loaders: Iterable[Loader], display: Display, epoch: int, what: str
+    ) -> tuple[float, float, int]:
+        """Compute the mean loss, the error in per cent and the number of images."""
         self.wrapped.eval()
         sums = torch.zeros(3, dtype=torch.float64)  # loss, wrong answers, images
         with torch.no_grad():
-            for images, labels in display.batches(self.test_loader, epoch, "test"):
-                logits = self.wrapped(images).float()
-                loss = F.cross_entropy(logits, labels, reduction="sum")
-                wrong = (logits.argmax(dim=1) != labels).sum()
-                sums += torch.tensor([float(loss), float(wrong), len(labels)]).double()
+            for loader in loaders:
+                for images, labels in display.batches(loader, epoch, what):
+                    logits = self.wrapped(images).float()
+                    loss = F.cross_entropy(logits, labels, reduction="sum")
+                    wrong = (logits.argmax(dim=1) != labels).sum()
+                    sums += torch.tensor([float(loss), float(wrong), len(labels)]).double()
         loss, wrong, count = self._sum_over_ranks(sums).tolist()
-        return loss / count, 100 * wrong / count
+        return loss / count, 100 * wrong / count, int(count)
 
     def state(self, epoch: int) -> dict[str, Any]:
         """Collect what going on after `epoch` needs."""
@@ -208,10 +203,10 @@ class Training:
             "best_error": self.best_error,
         }
 
-    def _loader(self, splits: Splits, *, train: bool) -> Loader:
+    def _loader(self, images: Images, *, train: bool) -> Loader:
         return make_loader(
-            splits.train if train else splits.test,
-            splits.info,
+            images,
+            self.splits.info,
             self.config.batch_size // self.fabric.world_size,
             train=train,
             device=self.fabric.device,
@@ -292,6 +287,7 @@ def train(
             subset=config.subset,
             test_subset=config.test_subset,
             image_size=config.image_size,
+            holdout=config.holdout,
         )
     state = None
     if resume and (folder / CHECKPOINT).exists():
@@ -333,6 +329,10 @@ def _run_epochs(training: Training, folder: RunFolder, display: Display) -> None
         display.epoch_done(row, report)
     if writer is not None:
         writer.close()
+    if training.config.holdout:
+        result = training.evaluate_holdout(display)
+        if is_first:
+            write_text(folder / HOLDOUT, json.dumps(result) + "\n")
     if is_first:
         folder.set_status("done")
     training.fabric.barrier()  # nobody reads the folder before it is complete

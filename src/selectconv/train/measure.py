@@ -47,6 +47,16 @@ def measure_step(repeats: int, compile: bool = False) -> list[dict[str, Any]]:
     return [*rows, *measure_selective(repeats), *measure_memory(), *measure_growth(repeats)]
 
 
+def measure_step_of(model: str, repeats: int, image_size: int) -> list[dict[str, Any]]:
+    """Measure what selectivity costs a training step of any network."""
+    return measure_selective(repeats, model=model, image_size=image_size)
+
+
+def measure_infer_of(model: str, repeats: int, image_size: int) -> list[dict[str, Any]]:
+    """Measure what selectivity costs an evaluation of any network."""
+    return measure_selective(repeats, training=False, model=model, image_size=image_size)
+
+
 def _measure_trainer(repeats: int, compile: bool) -> list[dict[str, Any]]:
     """Time DenseNet-40's training: `selectconv train --method plain` against a plain loop.
 

@@ -18,8 +18,10 @@ from selectconv.errors import RunError
 CONFIG, ENVIRONMENT, STATUS = "config.yaml", "env.json", "status.json"
 METRICS, ALLOCATION = "metrics.jsonl", "allocation.jsonl"
 CHECKPOINT, LAST, BEST = "last.ckpt", "last.safetensors", "best.safetensors"
-TENSORBOARD = "tensorboard"
-_OWN = (CONFIG, ENVIRONMENT, STATUS, METRICS, ALLOCATION, CHECKPOINT, LAST, BEST, TENSORBOARD)
+HOLDOUT, TENSORBOARD = "holdout.json", "tensorboard"
+_OWN = (
+    CONFIG, ENVIRONMENT, STATUS, METRICS, ALLOCATION, CHECKPOINT, LAST, BEST, HOLDOUT, TENSORBOARD,
+)  # fmt: skip
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:

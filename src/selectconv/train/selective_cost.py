@@ -1,7 +1,8 @@
-"""What selectivity costs: selective DenseNet-40 over plain, a lone layer over a plain conv."""
+"""What selectivity costs: a selective network over the plain one, a layer over a plain conv."""
 
 import multiprocessing
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from selectconv.allocation import LayerPlan
+from selectconv.data.registry import dataset_info
 from selectconv.layer import SelectConv2d
 from selectconv.mean_source import BatchNormMean
 from selectconv.param_groups import param_groups
+from selectconv.train.config import resolve
 from selectconv.train.interleave import in_turn, ratios, row
-from selectconv.zoo import create_model
+from selectconv.train.network import build_model
 from selectconv.zoo.blocks import NormReluConv
 
+DEFAULT_MODEL = "densenet40"
 _BATCH = 64
+_IMAGE_SIZE = 32
 _SOURCES = 8  # distinct channels a layer that the moved slots read
 _MAX_SHIFT = 1.5
-_MOVED = "20% of the 1x1 slots re-allocated"
-_CLOSED = "50% of the 1x1 slots closed"
+_MOVED = "20% of the slots re-allocated"
+_CLOSED = "50% of the slots closed"
 _STATUS = Path("/proc/self/status")
 _LAYOUTS = {"NCHW": torch.contiguous_format, "channels last": torch.channels_last}
 
@@ -41,13 +46,22 @@ def reallocate(
     layer.apply_plan(plan)
 
 
-def build_densenet(kind: str) -> nn.Module:
-    """Build DenseNet-40: "plain", "fresh", "moved" or "closed", all with the same weights."""
+def build_network(name: str, kind: str, image_size: int = _IMAGE_SIZE) -> nn.Module:
+    """Build a network: "plain", "fresh", "moved" or "closed", all with the same weights.
+
+    Args:
+        name: as for `selectconv train --model`.
+        kind: which slots of the layers that re-allocate were moved or closed.
+        image_size: height and width of its images.
+    """
     torch.manual_seed(0)
-    model = create_model("densenet40", selective=kind != "plain")
+    method = "plain" if kind == "plain" else "select"
+    config = resolve({"model": name, "method": method, "channels_last": False})
+    info = dataset_info(config.data)
+    model = build_model(config, replace(info, shape=(info.shape[0], image_size, image_size)))
     generator = torch.Generator().manual_seed(0)
     for layer in model.modules():
-        if not isinstance(layer, SelectConv2d) or layer.kernel_size != (1, 1):
+        if not isinstance(layer, SelectConv2d) or layer.shift is None:
             continue
         if kind == "moved":
             reallocate(layer, 0.2, generator)
@@ -78,21 +92,30 @@ def _evaluation(model: nn.Module, images: Tensor) -> Callable[[], object]:
     return evaluate
 
 
-def measure_selective(repeats: int, training: bool = True) -> list[dict[str, Any]]:
-    """Time plain and selective DenseNet-40 in turn, in both layouts, eager."""
+def measure_selective(
+    repeats: int,
+    training: bool = True,
+    *,
+    model: str = DEFAULT_MODEL,
+    image_size: int = _IMAGE_SIZE,
+) -> list[dict[str, Any]]:
+    """Time the plain and the selective network in turn, in both layouts, eager."""
     name, what = ("step", "training step") if training else ("infer", "evaluation")
     rows = []
     for layout, memory_format in _LAYOUTS.items():
         torch.manual_seed(0)
-        images = torch.randn(_BATCH, 3, 32, 32).contiguous(memory_format=memory_format)
+        images = torch.randn(_BATCH, 3, image_size, image_size)
+        images = images.contiguous(memory_format=memory_format)
         labels = torch.randint(10, (_BATCH,))
         sides = []
         for kind in ("plain", "fresh", "moved", "closed"):
             # nn.Module.to's overloads do not know memory_format.
-            model = build_densenet(kind).to(memory_format=memory_format)  # type: ignore[call-overload]
-            sides.append(_step(model, images, labels) if training else _evaluation(model, images))
+            network = build_network(model, kind, image_size)
+            network = network.to(memory_format=memory_format)  # type: ignore[call-overload]
+            side = _step(network, images, labels) if training else _evaluation(network, images)
+            sides.append(side)
         plain, fresh, moved, closed = in_turn(sides, repeats)
-        about = f"{what}, {layout}"
+        about = f"{model}, {what}, {layout}"
         rows += [
             row(name, f"{about}: plain", [seconds * 1e3 for seconds in plain], "ms"),
             row(name, f"{about}: selective, fresh / plain", ratios(fresh, plain), "x"),
@@ -120,7 +143,11 @@ def _peak_kib(kind: str) -> int:
 
 def _grow(kind: str) -> int:
     """How much memory this process has at most in two training steps, beyond what it had before."""
-    step = _step(build_densenet(kind), torch.randn(_BATCH, 3, 32, 32), torch.arange(_BATCH) % 10)
+    step = _step(
+        build_network(DEFAULT_MODEL, kind),
+        torch.randn(_BATCH, 3, 32, 32),
+        torch.arange(_BATCH) % 10,
+    )
     before = _resident("VmRSS")
     step()
     step()

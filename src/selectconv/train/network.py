@@ -1,0 +1,73 @@
+"""A run's network: built as its settings say, plain or selective, from the zoo or from outside."""
+
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from selectconv.convert import convert
+from selectconv.data.image_set import DatasetInfo
+from selectconv.train.config import TrainConfig
+from selectconv.zoo import create_model
+from selectconv.zoo.external import build_external, is_external
+
+# CondenseNet's own: each group of filters ends with one input in four.
+_CONDENSE_FACTOR = 4
+# The options of an external network that are `convert`'s, not the network's.
+_OF_CONVERT = ("realloc", "min_channels")
+
+
+def build_model(config: TrainConfig, info: DatasetInfo) -> nn.Module:
+    """Build a run's network for the images of a data set, in the run's memory format.
+
+    Raises:
+        TypeError, ValueError: the network or one of its options does not exist.
+        ConversionError: no conv of an external network can be selective.
+    """
+    build = _build_external if is_external(config.model) else _build_of_zoo
+    return in_layout(build(config, info), config)
+
+
+def build_plain(config: TrainConfig, info: DatasetInfo) -> nn.Module:
+    """Build the plain network of the same kind, which a run is compared with."""
+    return build_model(replace(config, method="plain", target_macs=None, target_params=None), info)
+
+
+def in_layout(model: nn.Module, config: TrainConfig) -> nn.Module:
+    """Return the model with its weights in the run's memory format."""
+    if config.channels_last:
+        # A keyword that torch has and its type stubs do not.
+        model = cast(Any, model).to(memory_format=torch.channels_last)
+    return model
+
+
+def _build_of_zoo(config: TrainConfig, info: DatasetInfo) -> nn.Module:
+    options: dict[str, Any] = {
+        # The stem that fits the images.
+        "stem": {"tiny-imagenet": "tiny", "imagenet": "imagenet"}.get(config.data, "cifar"),
+        # De-allocation alone needs no shifts (the parameter counts of Table 2).
+        "realloc": "none" if config.method == "dealloc" else "pointwise",
+        **({"condense_factor": _CONDENSE_FACTOR} if config.method == "lgc" else {}),
+        **config.model_options,
+    }
+    return create_model(
+        config.model,
+        num_classes=info.num_classes,
+        in_channels=info.shape[0],
+        selective=config.is_selective,
+        **options,
+    )
+
+
+def _build_external(config: TrainConfig, info: DatasetInfo) -> nn.Module:
+    options = dict(config.model_options)
+    of_convert = {name: options.pop(name) for name in _OF_CONVERT if name in options}
+    model = build_external(
+        config.model, num_classes=info.num_classes, in_channels=info.shape[0], options=options
+    )
+    if not config.is_selective:
+        return model
+    if config.method == "dealloc":
+        of_convert.setdefault("realloc", "none")
+    return convert(model, torch.zeros(1, *info.shape), **of_convert)

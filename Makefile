@@ -18,7 +18,7 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 	rm -rf dist && $(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
-	$(BIN)/python tests/check_wheel.py dist
+	$(BIN)/python tests/support/check_wheel.py dist
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import selectconv as sc
-from selectconv.latency import measure_latency, median_ratio
+from selectconv.bench.latency import measure_latency, median_ratio
 
 CASES = {
     "densenet100, 55% closed": ("densenet100", 0.55, False),

@@ -29,12 +29,12 @@ from typing import Any
 
 import torch
 
-from selectconv.cost import count
 from selectconv.data.registry import load_dataset
+from selectconv.deploy.cost import count
 from selectconv.train import loop, network
-from selectconv.train.channels import Slimmer
 from selectconv.train.config import resolve
-from selectconv.train.records import describe_environment
+from selectconv.train.methods import Slimmer
+from selectconv.train.run_folder import describe_environment
 from selectconv.zoo import create_model
 
 METHODS: dict[str, dict[str, Any]] = {

@@ -17,7 +17,7 @@ from rich.table import Table
 from selectconv.__main__ import main as selectconv
 from selectconv.data.registry import fetch_dataset
 from selectconv.errors import DataError
-from selectconv.train.records import ALLOCATION, METRICS, RunFolder
+from selectconv.train.run_folder import ALLOCATION, METRICS, RunFolder
 
 METHODS = ("plain", "select")
 

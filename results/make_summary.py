@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from selectconv.report.answers import answer
-from selectconv.report.collect import collect
-from selectconv.report.findings import state_findings
-from selectconv.report.groups import Group, Row, group_runs
-from selectconv.report.statistics import show_p, summarize
+from selectconv.report.compare.answers import answer
+from selectconv.report.compare.findings import state_findings
+from selectconv.report.compare.groups import Group, Row, group_runs
+from selectconv.report.compare.statistics import show_p, summarize
+from selectconv.report.runs.collect import collect
 from selectconv.reproduce.grid import TABLES, load_grid
 
 ROOT = Path(__file__).resolve().parent.parent

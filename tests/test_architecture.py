@@ -10,59 +10,28 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "selectconv"
 
-# A file may import from its own tier or a lower one. New files must be placed here.
-TIERS = {
-    0: {
-        "errors",
-        "checks",
-        "threads",
-        "shift",
-        "ecdm",
-        "allocation",
-        "kernels",  # a folder
-        "functional",
-        "mean_source",
-        "slots",
-        "layer",
-    },
-    1: {
-        "agreement",
-        "allocation_log",
-        "allocation_report",
-        "allocator",
-        "budget",
-        "compress",
-        "compressed_file",
-        "concat_buffer",
-        "convert",
-        "cost",
-        "damage",
-        "dataflow",
-        "description",
-        "eligibility",
-        "example",
-        "export",
-        "graph",
-        "kinds",
-        "latency",
-        "layout",
-        "operations",
-        "optimizer_state",
-        "param_groups",
-        "pointwise",
-        "pure_graph",
-        "rearrangement",
-        "rewiring",
-    },
-    2: {"zoo", "data", "integrations"},  # whole folders
-    3: {"train"},
-    4: {"report", "reproduce", "cli", "__init__", "__main__"},
-}
-TIER_OF = {name: tier for tier, names in TIERS.items() for name in names}
-# These do not know of each other: `layer` joins the first three, `train` the last two.
-APART = {"shift", "ecdm", "allocation"}, {"zoo", "data"}
+# A room may import from the rooms of its own line and of those above it, never from one below.
+# `root`: the files beside the rooms. Faces re-export and may import anything.
+ROOMS = [
+    ["root"],
+    ["core"],
+    ["trace"],
+    ["conversion"],
+    ["deploy"],
+    ["allocate"],
+    ["zoo", "data", "integrations"],
+    ["train"],
+    ["bench", "reproduce", "report"],
+    ["cli"],
+]
+FACES = {"__init__", "__main__", "functional"}
+FLOOR_OF = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
+# Rooms of one line do not know each other; nor do the formulas, which `slots` and `layer` join.
+APART = [set(rooms) for rooms in ROOMS if len(rooms) > 1]
+APART_FILES = {"core/shift.py", "core/ecdm.py", "core/allocation.py"}
+MOST_IN_ROOT = 10
 DEPENDENCIES = {"torch", "numpy", "safetensors"}
-CORE_TIERS = (0, 1)
+CORE = FLOOR_OF["allocate"]  # up to here: torch, numpy, safetensors and nothing else
 # What torch itself imports, if it is there.
 OF_TORCH = {
     "torchgen", "functorch", "typing_extensions", "filelock", "fsspec", "jinja2", "markupsafe",
@@ -82,9 +51,12 @@ HEAVY = (
 )
 
 
-def module_name(path):
-    """`zoo/densenet.py` -> `zoo`, `layer.py` -> `layer`: the name in the table."""
-    return path.relative_to(SOURCE).with_suffix("").parts[0]
+def room_of(path):
+    """Return a file's room: `zoo/densenet.py` -> `zoo`, `errors.py` -> `root`."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    if len(parts) == 1:
+        return parts[0] if parts[0] in FACES else "root"
+    return parts[0]
 
 
 def imported(path):
@@ -94,52 +66,89 @@ def imported(path):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute"
-            if node.module == "selectconv":
-                yield from (f"selectconv.{alias.name}" for alias in node.names)
-            else:
-                yield node.module
+            # `from a import b` is the file a/b.py where there is one, else a name in a.
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if find_file(inner) else node.module
+
+
+def find_file(name):
+    """Return the file of a dotted name of ours, or None."""
+    top, _, rest = name.partition(".")
+    if top != "selectconv":
+        return None
+    base = SOURCE.joinpath(*rest.split(".")) if rest else SOURCE
+    for path in (base.with_suffix(".py"), base / "__init__.py"):
+        if path.exists():
+            return path
+    return None
 
 
 def own_imports(path):
-    """The names in the table that a file imports; what `__init__` itself defines is its own."""
-    for name in imported(path):
-        top, _, rest = name.partition(".")
-        if top == "selectconv":
-            first = rest.partition(".")[0]
-            yield (
-                first
-                if (SOURCE / first).is_dir() or (SOURCE / f"{first}.py").exists()
-                else ("__init__")
-            )
+    """Return the files of ours that a file imports."""
+    return {file for name in imported(path) if (file := find_file(name)) and file != path}
 
 
 FILES = sorted(SOURCE.rglob("*.py"))
+ROOM_FILES = [path for path in FILES if room_of(path) not in FACES]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_point_to_the_same_tier_or_a_lower_one(path):
-    name = module_name(path)
-    assert name in TIER_OF, f"place `{name}` in the table of tiers"
+def test_every_folder_is_a_room():
+    assert {room_of(path) for path in FILES} == set(FLOOR_OF) | FACES
+
+
+def test_the_root_is_small():
+    assert len([path for path in FILES if path.parent == SOURCE]) <= MOST_IN_ROOT
+
+
+@pytest.mark.parametrize("path", ROOM_FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_to_the_same_room_or_one_above(path):
+    room = room_of(path)
     for other in own_imports(path):
-        assert other in TIER_OF, f"place `{other}` in the table of tiers"
-        assert TIER_OF[other] <= TIER_OF[name], f"{name} (tier {TIER_OF[name]}) imports {other}"
+        theirs = room_of(other)
+        if other == SOURCE / "__init__.py":
+            continue  # the package itself, for its version
+        assert theirs not in FACES, f"{path.name} imports the face {other.name}"
+        assert FLOOR_OF[theirs] <= FLOOR_OF[room], f"{room} imports {theirs}: {other.name}"
         for apart in APART:
-            assert not (name != other and {name, other} <= apart), f"{name} imports {other}"
+            assert not (room != theirs and {room, theirs} <= apart), f"{room} imports {theirs}"
+
+
+def test_the_formulas_do_not_know_each_other():
+    for name in APART_FILES:
+        others = {str(file.relative_to(SOURCE)) for file in own_imports(SOURCE / name)}
+        assert not others & APART_FILES, name
+
+
+def test_no_file_imports_itself_through_others():
+    graph = {path: own_imports(path) - {SOURCE / "__init__.py"} for path in ROOM_FILES}
+    done, trail = set(), []
+
+    def visit(path):
+        assert path not in trail, " -> ".join(
+            str(file.relative_to(SOURCE)) for file in [*trail[trail.index(path) :], path]
+        )
+        if path in done:
+            return
+        trail.append(path)
+        for other in graph.get(path, ()):
+            visit(other)
+        trail.pop()
+        done.add(path)
+
+    for path in graph:
+        visit(path)
+    assert len(done) >= len(graph)
 
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in FILES if TIER_OF.get(module_name(path)) in CORE_TIERS],
+    [path for path in ROOM_FILES if FLOOR_OF[room_of(path)] <= CORE],
     ids=lambda path: path.name,
 )
 def test_the_core_imports_its_dependencies_only(path):
     tops = {name.partition(".")[0] for name in imported(path)}
     assert tops <= DEPENDENCIES | {"selectconv"} | sys.stdlib_module_names
-
-
-def test_the_table_names_no_file_that_is_gone():
-    there = {module_name(path) for path in FILES}
-    assert set(TIER_OF) <= there
 
 
 def run(script):
@@ -167,7 +176,9 @@ sys.meta_path.insert(0, Blocker())
 
 
 def test_imports_with_everything_else_blocked():
-    modules = sorted(f"selectconv.{name}" for tier in CORE_TIERS for name in TIERS[tier])
+    core = [path for path in ROOM_FILES if FLOOR_OF[room_of(path)] <= CORE]
+    names = [path.relative_to(SOURCE).with_suffix("").parts for path in core]
+    modules = sorted(".".join(("selectconv", *parts)).removesuffix(".__init__") for parts in names)
     script = f"""{BLOCKER}
 import importlib
 for name in {["selectconv", *modules]!r}:

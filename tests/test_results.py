@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from selectconv.report.collect import collect
-from selectconv.report.groups import group_runs
-from selectconv.report.tables import build_table, write_csv
+from selectconv.report.compare.groups import group_runs
+from selectconv.report.compare.tables import build_table, write_csv
+from selectconv.report.runs.collect import collect
 from selectconv.reproduce.grid import TABLES, load_grid
 from selectconv.reproduce.jobs import find_state
 

@@ -96,7 +96,7 @@ def short(reason: str) -> str:
 
 def main() -> None:
     """Rewrite the table in convert.md."""
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
     import torchvision_shim
 
     torchvision_shim.install()

@@ -6,15 +6,25 @@ After "Training CNNs with Selective Allocation of Channels" (ICML 2019), and bey
 from importlib.metadata import PackageNotFoundError, version
 
 from selectconv import functional
-from selectconv.allocation import AllocationPlan
-from selectconv.allocation_report import AllocationReport
-from selectconv.allocator import ChannelAllocator
-from selectconv.compress import compress
-from selectconv.compressed_file import load_compressed, save_compressed
-from selectconv.convert import convert
-from selectconv.cost import Cost, CostCounter, count
-from selectconv.damage import observe_damage
-from selectconv.description import describe
+from selectconv.allocate.allocator import ChannelAllocator
+from selectconv.allocate.damage import observe_damage
+from selectconv.allocate.param_groups import param_groups
+from selectconv.allocate.report import AllocationReport
+from selectconv.conversion.convert import convert
+from selectconv.conversion.description import describe
+from selectconv.core.allocation import AllocationPlan
+from selectconv.core.layer import SelectConv1d, SelectConv2d, SelectConv3d
+from selectconv.core.mean_source import (
+    BatchNormMean,
+    ConcatMean,
+    ConstantMean,
+    ObservedMean,
+    SelectedMean,
+)
+from selectconv.deploy.compress import compress
+from selectconv.deploy.compressed_file import load_compressed, save_compressed
+from selectconv.deploy.cost import Cost, CostCounter, count
+from selectconv.deploy.onnx import export_onnx
 from selectconv.errors import (
     AllocationError,
     CompressionError,
@@ -24,16 +34,6 @@ from selectconv.errors import (
     SelectConvError,
     SelectConvWarning,
 )
-from selectconv.export import export_onnx
-from selectconv.layer import SelectConv1d, SelectConv2d, SelectConv3d
-from selectconv.mean_source import (
-    BatchNormMean,
-    ConcatMean,
-    ConstantMean,
-    ObservedMean,
-    SelectedMean,
-)
-from selectconv.param_groups import param_groups
 from selectconv.zoo import create_model, list_models
 
 try:

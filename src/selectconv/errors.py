@@ -33,5 +33,9 @@ class DataError(SelectConvError, RuntimeError):
     """A data set is not to be had, or its files are not what they should be."""
 
 
+class UsageError(SelectConvError, ValueError):
+    """What was typed on the command line is wrong: exit code 2."""
+
+
 class SelectConvWarning(UserWarning):
     """Something a user can act on, and that did not stop the call."""

@@ -1,14 +1,14 @@
 """The paper's formulas as pure functions, each named for its concept."""
 
-from selectconv.allocation import choose_dealloc, realloc_scores
-from selectconv.ecdm import (
+from selectconv.core.allocation import choose_dealloc, realloc_scores
+from selectconv.core.ecdm import (
     ecdm,
     expected_activation,
     expected_relu,
     normalize_ecdm,
     rms_damage,
 )
-from selectconv.shift import select_channels, shift2d
+from selectconv.core.shift import select_channels, shift2d
 
 __all__ = [
     "choose_dealloc",

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from selectconv.train.records import METRICS, RunFolder
+from selectconv.train.run_folder import METRICS, RunFolder
 
-SCRIPT = Path(__file__).parent.parent / "small_run.py"
+SCRIPT = Path(__file__).parents[1] / "support" / "small_run.py"
 
 
 def run(*arguments, launcher=()):

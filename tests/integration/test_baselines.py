@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 import selectconv as sc
 from selectconv.__main__ import main
 from selectconv.data.registry import dataset_info
-from selectconv.report.collect import read_run
-from selectconv.report.size import measure_size
+from selectconv.report.runs.collect import read_run
+from selectconv.report.runs.size import measure_size
 from selectconv.train import network
 from selectconv.train.checkpoint import load_checkpoint, load_weights
 from selectconv.train.config import resolve
-from selectconv.train.records import ALLOCATION, LAST, METRICS, RunFolder
+from selectconv.train.run_folder import ALLOCATION, LAST, METRICS, RunFolder
 from selectconv.zoo import create_model
 from selectconv.zoo.learned_group_conv import condense
 from tiny_models import assert_same

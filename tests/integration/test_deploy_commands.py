@@ -8,11 +8,11 @@ import torch
 
 import selectconv as sc
 from selectconv.__main__ import main
-from selectconv.export import open_session
+from selectconv.deploy.onnx import open_session
 from selectconv.train import network
 from selectconv.train.checkpoint import load_weights
 from selectconv.train.config import resolve
-from selectconv.train.records import RunFolder
+from selectconv.train.run_folder import RunFolder
 from selectconv.zoo import create_model
 
 SMALL = ["--data", "digits", "--subset", "64", "--test-subset", "40", "--batch-size", "32"]

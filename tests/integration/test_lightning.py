@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from shimmed_run import TESTS, TIMEOUT_S, run_shimmed
+from shimmed_run import SUPPORT, TIMEOUT_S, run_shimmed
 
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lightning")
-    done = run_shimmed([TESTS / "lightning_runs.py", folder], folder)
+    done = run_shimmed([SUPPORT / "lightning_runs.py", folder], folder)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -13,7 +13,7 @@ from selectconv.errors import RunError
 from selectconv.reproduce.grid import PlannedRun
 from selectconv.reproduce.jobs import Outcome
 from selectconv.reproduce.ray_engine import run_ray
-from selectconv.train.records import METRICS, RunFolder
+from selectconv.train.run_folder import METRICS, RunFolder
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'selectconv[ray]'")
 

@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 
 import selectconv as sc
 from selectconv.train.checkpoint import load_checkpoint
-from selectconv.train.records import ALLOCATION, BEST, CHECKPOINT, LAST, METRICS, RunFolder
+from selectconv.train.run_folder import ALLOCATION, BEST, CHECKPOINT, LAST, METRICS, RunFolder
 from tiny_models import allocation_of
 
-SCRIPT = Path(__file__).parent.parent / "small_run.py"
+SCRIPT = Path(__file__).parents[1] / "support" / "small_run.py"
 # What a clock says differs between any two runs; everything else must not.
 CLOCKS = ("seconds", "images_per_second")
 

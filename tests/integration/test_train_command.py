@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from selectconv.__main__ import main
-from selectconv.train import checkpoint, network, records
+from selectconv.train import checkpoint, network, run_folder
 from selectconv.zoo import create_model
 
 SMALL = ["--data", "digits", "--subset", "64", "--test-subset", "40", "--batch-size", "32"]
@@ -53,13 +53,13 @@ def test_a_run_folder_has_everything(finished):
     assert config["max_copies"] == "none"  # the paper's, for DenseNet-40
     assert json.loads((finished / "status.json").read_text()) == {"status": "done"}
     assert json.loads((finished / "env.json").read_text())["versions"]["torch"] == torch.__version__
-    rows = records.RunFolder(finished).read("metrics.jsonl")
+    rows = run_folder.RunFolder(finished).read("metrics.jsonl")
     assert [list(row) for row in rows] == 2 * [
         ["epoch", "train_loss", "test_loss", "test_error", "lr", "seconds", "images_per_second",
          "moved", "closed"]
     ]  # fmt: skip
     assert rows[0]["moved"] + rows[0]["closed"] > 0
-    allocation = records.RunFolder(finished).read("allocation.jsonl")
+    allocation = run_folder.RunFolder(finished).read("allocation.jsonl")
     layer = next(iter(allocation[0]["layers"].values()))
     assert set(layer) == {"closed", "opened"}
     assert any((finished / "tensorboard").iterdir())
@@ -68,7 +68,7 @@ def test_a_run_folder_has_everything(finished):
 def test_eval_repeats_the_last_epochs_error(finished, capsys):
     assert main(["eval", str(finished), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    last = records.RunFolder(finished).read("metrics.jsonl")[-1]
+    last = run_folder.RunFolder(finished).read("metrics.jsonl")[-1]
     # The line of metrics is from before the epoch's allocation, which ended with the first epoch.
     assert said["test_error"] == pytest.approx(last["test_error"])
     assert said["test_loss"] == pytest.approx(last["test_loss"], rel=1e-5)
@@ -171,7 +171,7 @@ def test_a_runs_own_settings_repeat_it(finished, tmp_path):
 def test_resume_of_an_empty_folder_starts_the_run(tmp_path):
     (tmp_path / "run").mkdir()
     assert main(["train", *SMALL, "--resume", "--out", str(tmp_path / "run")]) == 0
-    assert len(records.RunFolder(tmp_path / "run").read("metrics.jsonl")) == 2
+    assert len(run_folder.RunFolder(tmp_path / "run").read("metrics.jsonl")) == 2
 
 
 def test_a_damaged_checkpoint_is_named_and_kept(finished, capsys):
@@ -181,7 +181,7 @@ def test_a_damaged_checkpoint_is_named_and_kept(finished, capsys):
     assert main(["train", "--resume", "--out", str(finished)]) == 1
     assert "last.ckpt is damaged" in complaint(capsys)
     assert path.stat().st_size == 1000
-    assert records.RunFolder(finished).status() == "failed"
+    assert run_folder.RunFolder(finished).status() == "failed"
 
 
 def test_a_full_disk_keeps_the_checkpoint_before(tmp_path, capsys, monkeypatch):
@@ -202,7 +202,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(tmp_path, capsys, monkeypatch):
     monkeypatch.undo()
     assert checkpoint.load_checkpoint(out / "last.ckpt")["epoch"] == 0
     assert not (out / "last.ckpt.part").exists()
-    assert records.RunFolder(out).status() == "failed"
+    assert run_folder.RunFolder(out).status() == "failed"
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path, capsys, monkeypatch):
@@ -210,7 +210,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path, capsys, monkeypatch
     assert main(["train", *SMALL, "--lr", "1e38", "--out", str(out)]) == 1
     line = complaint(capsys)
     assert "at epoch 0, step" in line
-    assert records.RunFolder(out).status() == "failed"
+    assert run_folder.RunFolder(out).status() == "failed"
 
 
 def test_eval_of_what_is_not_a_run(tmp_path, capsys):
@@ -247,7 +247,7 @@ def test_a_run_that_is_told_to_stop_says_how_to_go_on(tmp_path):
     assert process.returncode == 1
     assert said.count("\n") == 1
     assert "go on with --resume" in said
-    assert records.RunFolder(out).status() == "failed"
+    assert run_folder.RunFolder(out).status() == "failed"
     assert checkpoint.load_checkpoint(out / "last.ckpt")["epoch"] >= 0
 
 

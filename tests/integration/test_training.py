@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import selectconv as sc
-from selectconv.allocation import ReallocRule
+from selectconv.core.allocation import ReallocRule
 from tiny_models import (
     allocation_of,
     assert_same,

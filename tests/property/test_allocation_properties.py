@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracles_allocation import most_closable, naive_dealloc, naive_scores, realloc_outcomes
-from selectconv.allocation import ReallocRule, choose_dealloc, choose_sources, realloc_scores
+from selectconv.core.allocation import ReallocRule, choose_dealloc, choose_sources, realloc_scores
 
 # Multiples of 1/64 add up without rounding, in any order and dtype: ties and sums equal to gamma
 # are drawn often, and every comparison below is exact.

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import selectconv as sc
-from selectconv.layer import SelectConvNd
+from selectconv.core.layer import SelectConvNd
 
 WIDTH = 8  # every block takes and gives so many channels
 ACTIVATIONS = {

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracles_formulas import naive_ecdm, naive_rms_damage
-from selectconv.ecdm import (
+from selectconv.core.ecdm import (
     ecdm,
     expected_activation,
     expected_relu,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import selectconv as sc
-from selectconv.kernels import norm_relu_select, select, simple_path, tap
-from selectconv.shift import reroute
+from selectconv.core.kernels import norm_relu_select, select, simple_path, tap
+from selectconv.core.shift import reroute
 from selectconv.zoo.blocks import NormReluConv
 
 # float32 sums of some hundred terms of size 1 to 10 against the same in float64.

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracles_formulas import naive_select, naive_shift2d, padded_slice
-from selectconv.shift import select_channels, shift2d
+from selectconv.core.shift import select_channels, shift2d
 
 # Sums of a few products of numbers of order 1 to 10.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}

@@ -18,7 +18,7 @@ from oracles_allocation import (
     top_candidates,
 )
 from selectconv import AllocationError, AllocationPlan
-from selectconv.allocation import (
+from selectconv.core.allocation import (
     LayerPlan,
     ReallocRule,
     choose_dealloc,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import selectconv as sc
-from selectconv import allocator as allocator_module
+from selectconv.allocate import allocator as allocator_module
 from tiny_models import (
     allocation_of,
     assert_same,

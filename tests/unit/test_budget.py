@@ -7,8 +7,15 @@ import torch
 from torch import nn
 
 import selectconv as sc
-from selectconv.allocation import choose_dealloc
-from selectconv.budget import FLOOR, StepOptions, _closing_order, _Queue, check_targets, num_kept
+from selectconv.allocate.budget import (
+    FLOOR,
+    StepOptions,
+    _closing_order,
+    _Queue,
+    check_targets,
+    num_kept,
+)
+from selectconv.core.allocation import choose_dealloc
 from tiny_models import assert_same, conv_net, select_layers, snapshot, train
 
 IMAGES = torch.zeros(1, 3, 8, 8)

@@ -9,11 +9,12 @@ import pytest
 from rich.console import Console
 
 from selectconv.__main__ import main
+from selectconv.bench import interleave
 from selectconv.cli.display import Bars, Lines, choose_display
+from selectconv.core.layer import SelectConv2d
 from selectconv.data.image_set import DatasetInfo
 from selectconv.data.registry import dataset_info
-from selectconv.layer import SelectConv2d
-from selectconv.train import estimate, interleave
+from selectconv.train import estimate
 from selectconv.train.config import resolve
 from selectconv.train.network import build_model
 from selectconv.zoo import list_models

@@ -9,8 +9,8 @@ from torch import nn
 
 import selectconv as sc
 from scrambled import assert_compresses_the_same, scramble
-from selectconv.layer import SelectConvNd
-from selectconv.pointwise import Pointwise2d
+from selectconv.core.layer import SelectConvNd
+from selectconv.trace.pointwise import Pointwise2d
 from tiny_models import CONVS, Net, assert_same, conv_net, images, outputs, silence, snapshot, train
 
 ZOO = {

@@ -11,7 +11,7 @@ from torch import nn
 
 import selectconv as sc
 from scrambled import scramble
-from selectconv.compressed_file import FORMAT
+from selectconv.deploy.compressed_file import FORMAT
 from tiny_models import Net, conv_net
 
 X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 import selectconv as sc
-from selectconv.layer import SelectConvNd
+from selectconv.core.layer import SelectConvNd
 from tiny_models import BATCH_NORMS, CONVS, Net
 
 LAYERS = {1: sc.SelectConv1d, 2: sc.SelectConv2d, 3: sc.SelectConv3d}

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import selectconv as sc
-from selectconv.cost import count_macs, count_params
+from selectconv.deploy.cost import count_macs, count_params
 from tiny_models import assert_same, snapshot
 
 

@@ -100,7 +100,7 @@ def test_equals_closing_each_slot(axes, arguments):
 def test_large_inputs_are_taken_in_parts(monkeypatch):
     model, batches = one_layer(padding=1), [batch_for(2)]
     whole = sc.observe_damage(model, batches)["2"]
-    monkeypatch.setattr("selectconv.damage._CHUNK", 1)
+    monkeypatch.setattr("selectconv.allocate.damage._CHUNK", 1)
     parts = sc.observe_damage(model, batches)["2"]
     torch.testing.assert_close(parts.measured, whole.measured)
     torch.testing.assert_close(parts.measured_rms, whole.measured_rms)

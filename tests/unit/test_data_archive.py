@@ -9,8 +9,8 @@ import zipfile
 import pytest
 
 from data_files import listing, tar_member, write_tar, write_zip, zip_symlink
-from selectconv.data import archive as module
-from selectconv.data.archive import extract
+from selectconv.data.obtain import archive as module
+from selectconv.data.obtain.archive import extract
 from selectconv.errors import DataError
 
 LIMIT = 100_000

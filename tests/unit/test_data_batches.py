@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selectconv.data.batches import BatchPlan, draw_epoch, epoch_generator
+from selectconv.data.serve.batches import BatchPlan, draw_epoch, epoch_generator
 
 
 def positions(**options):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from selectconv.data import bench
-from selectconv.data.bench import bench_data
+from selectconv.bench import data as bench
+from selectconv.bench.data import bench_data
 
 pytest.importorskip("PIL", reason="the comparison is with Pillow (the train extra)")
 

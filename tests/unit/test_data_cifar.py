@@ -7,7 +7,7 @@ import pytest
 
 from data_files import cifar_records, write_cifar10, write_cifar100
 from selectconv.data import dataset_info
-from selectconv.data.cifar import CIFAR10_FILES, read_cifar10, read_cifar100
+from selectconv.data.read.cifar import CIFAR10_FILES, read_cifar10, read_cifar100
 from selectconv.errors import DataError
 
 CIFAR10, CIFAR100 = dataset_info("cifar10"), dataset_info("cifar100")

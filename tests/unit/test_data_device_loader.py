@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from selectconv.data import DatasetInfo, DeviceLoader, ImageSet, make_loader
-from selectconv.data.batches import draw_epoch
+from selectconv.data.serve.batches import draw_epoch
 
 # x * a + b in float32 against (x / 255 - mean) / std in float64, for values up to 3.
 TOLERANCE = 2e-6

@@ -5,9 +5,10 @@ import sys
 
 import pytest
 
-from selectconv.data import bench, load_dataset
+from selectconv.bench import data as bench
+from selectconv.data import load_dataset
 from selectconv.data.extras import import_extra
-from selectconv.data.jpeg import open_rgb
+from selectconv.data.read.jpeg import open_rgb
 from selectconv.errors import DataError
 
 
@@ -31,7 +32,7 @@ def test_what_is_there_is_imported():
 
 def test_importing_the_data_sets_imports_none_of_the_extras():
     code = (
-        "import sys, selectconv.data.registry, selectconv.data.loader;"
+        "import sys, selectconv.data.registry, selectconv.data.serve.loader;"
         "print(sorted({'PIL', 'sklearn', 'rich'} & set(sys.modules)))"
     )
     result = subprocess.run(

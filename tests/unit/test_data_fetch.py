@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from data_files import listing
-from selectconv.data.fetch import Download, download
+from selectconv.data.obtain.fetch import Download, download
 from selectconv.errors import DataError
 
 CONTENT = bytes(range(256)) * 4000
@@ -169,6 +169,8 @@ def test_a_bar_is_shown_and_not_needed(server, folder, capfd, monkeypatch):
     pytest.importorskip("rich", reason="the bar is rich's (the train extra)")
     download(source(server, "good"), folder)
     assert "good" in capfd.readouterr().err
-    monkeypatch.setattr("selectconv.data.progress.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(
+        "selectconv.data.obtain.progress.importlib.util.find_spec", lambda name: None
+    )
     download(source(server, "good"), folder)
     assert capfd.readouterr().err == ""

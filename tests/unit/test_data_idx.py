@@ -9,7 +9,7 @@ import torch
 
 from data_files import fashion_arrays, idx_bytes, write_fashion_mnist
 from selectconv.data import dataset_info
-from selectconv.data.idx import FILES, read_fashion_mnist, read_idx
+from selectconv.data.read.idx import FILES, read_fashion_mnist, read_idx
 from selectconv.errors import DataError
 
 INFO = dataset_info("fashion-mnist")

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from data_files import listing, write_image_folder, write_jpeg
-from selectconv.data import FolderLoader, dataset_info, image_folder
-from selectconv.data.image_folder import read_image_folder
+from selectconv.data import FolderLoader, dataset_info
+from selectconv.data.read import image_folder
+from selectconv.data.read.image_folder import read_image_folder
 from selectconv.errors import DataError
 
 pytest.importorskip("PIL", reason="decoding needs Pillow (the train extra)")

@@ -31,14 +31,14 @@ from selectconv.data import (
     dataset_info,
     fetch_dataset,
     find_dataset,
-    idx,
     list_datasets,
     load_dataset,
-    sources,
     where_to_look,
 )
-from selectconv.data import places as places_module
-from selectconv.data.fetch import Download
+from selectconv.data.obtain import places as places_module
+from selectconv.data.obtain import sources
+from selectconv.data.obtain.fetch import Download
+from selectconv.data.read import idx
 from selectconv.errors import DataError
 
 SYSTEM_FOLDER = places_module.SYSTEM_FOLDER  # every test has another one
@@ -568,7 +568,7 @@ def test_trouble_with_the_package_is_passed_on(debian, places, name, text, messa
 def test_a_package_that_takes_too_long_is_given_up(debian, places, monkeypatch):
     _, _, script = debian
     script("apt-get", "exec sleep 5")
-    monkeypatch.setattr("selectconv.data.debian._TIMEOUT_S", 0.2)
+    monkeypatch.setattr("selectconv.data.obtain.debian._TIMEOUT_S", 0.2)
     with pytest.raises(DataError, match=r"timed out after 0\.2 seconds"):
         load_dataset("fashion-mnist")
     assert listing(places["cache"] / "selectconv") == {}

@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from data_files import TINY_CLASSES, listing, write_jpeg, write_tiny_imagenet
-from selectconv.data import dataset_info, tiny_imagenet
-from selectconv.data.tiny_imagenet import DECODED, read_tiny_imagenet
+from selectconv.data import dataset_info
+from selectconv.data.read import tiny_imagenet
+from selectconv.data.read.tiny_imagenet import DECODED, read_tiny_imagenet
 from selectconv.errors import DataError
 
 pytest.importorskip("PIL", reason="decoding needs Pillow (the train extra)")

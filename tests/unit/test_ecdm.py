@@ -17,7 +17,7 @@ from oracles_formulas import (
     quad_expectation,
     relative_error,
 )
-from selectconv.ecdm import (
+from selectconv.core.ecdm import (
     ecdm,
     expected_activation,
     expected_relu,
@@ -224,7 +224,7 @@ class TestExpectedActivation:
     def test_many_channels_in_several_chunks(self, monkeypatch):
         beta, gamma = torch.linspace(-3, 3, 50).double(), torch.linspace(0, 2, 50).double()
         whole = expected_activation(beta, gamma, nn.Hardswish())
-        monkeypatch.setattr("selectconv.ecdm._CHUNK", 21 * 50)  # an odd number of rows
+        monkeypatch.setattr("selectconv.core.ecdm._CHUNK", 21 * 50)  # an odd number of rows
         np.testing.assert_allclose(
             expected_activation(beta, gamma, nn.Hardswish()), whole, atol=EXACT
         )

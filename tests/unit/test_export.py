@@ -8,8 +8,8 @@ from torch import nn
 
 import selectconv as sc
 from scrambled import scramble
-from selectconv import export
-from selectconv.export import open_session
+from selectconv.deploy import onnx as export
+from selectconv.deploy.onnx import open_session
 from tiny_models import Net, conv_net
 
 onnx = pytest.importorskip("onnx")

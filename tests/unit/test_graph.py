@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import selectconv as sc
-from selectconv.ecdm import is_relu
-from selectconv.graph import trace
+from selectconv.conversion.input_mean import trace
+from selectconv.core.ecdm import is_relu
 from tiny_models import BATCH_NORMS, CONVS, Net
 
 CHANNELS = 8

@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import selectconv as sc
-from selectconv import kernels
-from selectconv.kernels import build
-from selectconv.layer import SelectConvNd
+from selectconv.core import kernels
+from selectconv.core.kernels import build
+from selectconv.core.layer import SelectConvNd
 
 CPU = torch.device("cpu")
 needs_kernel = pytest.mark.skipif(

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from fake_runs import write_run
 from selectconv.cli.main import main
 from selectconv.report.build import draw_group
-from selectconv.report.collect import collect
-from selectconv.report.examine import examine
-from selectconv.report.groups import group_runs
+from selectconv.report.compare.groups import group_runs
+from selectconv.report.runs.collect import collect
+from selectconv.report.runs.examine import examine
 
 
 def change_line(file, number, **values):

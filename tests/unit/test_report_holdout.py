@@ -6,12 +6,12 @@ import math
 import pytest
 
 from fake_runs import write_run
-from selectconv.report.answers import answer
-from selectconv.report.collect import collect
-from selectconv.report.findings import state_findings
-from selectconv.report.groups import group_runs
-from selectconv.report.statistics import equivalence_p
-from selectconv.report.tables import HEADER, build_table
+from selectconv.report.compare.answers import answer
+from selectconv.report.compare.findings import state_findings
+from selectconv.report.compare.groups import group_runs
+from selectconv.report.compare.statistics import equivalence_p
+from selectconv.report.compare.tables import HEADER, build_table
+from selectconv.report.runs.collect import collect
 
 PLAIN = [(30.0, 0.90), (31.0, 0.93), (32.0, 0.95)]  # held-out error and loss by seed
 

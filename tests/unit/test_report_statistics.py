@@ -5,7 +5,7 @@ import math
 import pytest
 from scipy import stats
 
-from selectconv.report.statistics import compare, correct_holm, summarize
+from selectconv.report.compare.statistics import compare, correct_holm, summarize
 
 PLAIN = {0: 32.98, 1: 32.51, 2: 31.75, 3: 33.1}
 SELECT = {0: 32.41, 1: 31.48, 2: 30.33, 7: 99.0}

@@ -10,14 +10,14 @@ from safetensors.torch import load_file
 
 import selectconv as sc
 from fake_runs import SETTINGS, write_run
-from selectconv.cost import count_macs, count_params
 from selectconv.data.registry import dataset_info
+from selectconv.deploy.cost import count_macs, count_params
 from selectconv.report.build import choose_run, draw_group
-from selectconv.report.collect import collect, read_run
-from selectconv.report.groups import find_duplicates, group_runs
-from selectconv.report.replay import CLOSED, MOVED, OWN, replay
-from selectconv.report.size import measure_size
-from selectconv.report.tables import HEADER, build_table, paper_figures
+from selectconv.report.compare.groups import find_duplicates, group_runs
+from selectconv.report.compare.tables import HEADER, build_table, paper_figures
+from selectconv.report.runs.collect import collect, read_run
+from selectconv.report.runs.replay import CLOSED, MOVED, OWN, replay
+from selectconv.report.runs.size import measure_size
 from selectconv.reproduce.grid import load_grid
 from selectconv.train.config import resolve
 from selectconv.train.network import build_model

@@ -7,7 +7,7 @@ import torch
 
 import selectconv as sc
 from selectconv.__main__ import main
-from selectconv.train import selective_cost
+from selectconv.bench import selective_cost
 
 
 def pointwise(model):
@@ -47,8 +47,8 @@ def test_all_kinds_start_from_the_same_weights():
 def test_bench_prints_ratios_and_the_path(case, monkeypatch, capsys):
     monkeypatch.setattr(selective_cost, "_BATCH", 2)
     if case == "step":
-        monkeypatch.setattr("selectconv.train.measure._BATCH", 2)
-        monkeypatch.setattr("selectconv.train.measure.measure_memory", list)
+        monkeypatch.setattr("selectconv.bench.measure._BATCH", 2)
+        monkeypatch.setattr("selectconv.bench.measure.measure_memory", list)
     assert main(["bench", case, "--repeats", "1", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     what = {"infer": "evaluation", "step": "training step"}[case]

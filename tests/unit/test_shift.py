@@ -6,7 +6,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from oracles_formulas import naive_select, naive_shift, naive_shift2d, padded_slice
-from selectconv.shift import select_channels, shift2d, shift_channels
+from selectconv.core.shift import select_channels, shift2d, shift_channels
 
 # Four products of numbers near 1, in whatever order they are added.
 EXACT = 1e-13  # float64

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import selectconv as sc
-from selectconv.cost import count_macs, count_params
+from selectconv.deploy.cost import count_macs, count_params
 from selectconv.errors import RunError
 from selectconv.train.slimming import (
     MOST_OF_A_LAYER,

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import selectconv as sc
-from selectconv.kernels import simple_path
+from selectconv.core.kernels import simple_path
 from selectconv.zoo.slot_norm import SlotNormConv2d, SlotNormReluConv
 
 SIZES = {"growth_rate": 4, "units": (2, 1)}

@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from selectconv.kernels import simple_path, triton_select
-from selectconv.shift import reroute
+from selectconv.core.kernels import simple_path, triton_select
+from selectconv.core.shift import reroute
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
@@ -218,7 +218,7 @@ def test_without_triton_it_says_so_and_importing_asks_for_nothing():
     script = """
 import json, sys, torch
 before = "triton" in sys.modules
-from selectconv.kernels import triton_select
+from selectconv.core.kernels import triton_select
 after = "triton" in sys.modules
 for name in [name for name in sys.modules if name.partition(".")[0] == "triton"]:
     del sys.modules[name]
@@ -237,7 +237,7 @@ def test_compiles_for_a_gpu(tmp_path):
 import json, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from selectconv.kernels import triton_select
+from selectconv.core.kernels import triton_select
 
 types = {"x": "*bf16", "grad": "*bf16", "out": "*bf16", "grad_x": "*bf16", "index": "*i64"}
 types |= {"readers": "*i64", "first": "*i64", "shift": "*fp32", "shifted": "*i1", "parts": "*fp32"}

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import selectconv as sc
-from selectconv.layer import SelectConvNd
+from selectconv.core.layer import SelectConvNd
 
 # An estimated standard deviation of n normal values is off by 1 / sqrt(2 n); five times that.
 STD_ERRORS = 5

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import selectconv as sc
-from selectconv.cost import count_macs, count_params
+from selectconv.deploy.cost import count_macs, count_params
 from selectconv.zoo.paper import PAPER, models_table
 from tiny_models import allocation_of, select_layers
 

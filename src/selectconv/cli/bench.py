@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from selectconv.checks import check_choice, check_count
-from selectconv.cli.errors import UsageError
+from selectconv.errors import UsageError
 
 HELP = "measure: a training step, an evaluation, an allocation pass, the data pipeline"
 CASES = ("step", "alloc", "infer", "data")
@@ -38,7 +38,7 @@ def run(options: Namespace) -> int:
     """Measure and print."""
     check_choice("case", options.case, CASES)
     check_count("repeats", options.repeats, 1)
-    from selectconv.train import measure
+    from selectconv.bench import measure
 
     if options.compile and options.case != "step":
         raise UsageError("--compile goes with `bench step` only.")

@@ -47,8 +47,8 @@ def run(options: Namespace) -> int:
 
     import torch
 
-    from selectconv.compress import compress
-    from selectconv.compressed_file import save_compressed
+    from selectconv.deploy.compress import compress
+    from selectconv.deploy.compressed_file import save_compressed
 
     out = Path(options.out or Path(options.dir) / "compressed.safetensors")
     example = torch.randn(options.batch_size, *shape, generator=torch.Generator().manual_seed(0))
@@ -82,7 +82,7 @@ def _rows(
     """Describe the three models, and ONNX's where it is measured; `repeats` 0: do not measure."""
     import torch
 
-    from selectconv.cost import count, count_params
+    from selectconv.deploy.cost import count, count_params
 
     one = example[:1]
     dense, kept = count(plain, one), count(small, one)
@@ -98,8 +98,8 @@ def _rows(
     }
     times: dict[str, list[float]] = {}
     if repeats:
-        from selectconv.export import export_onnx, open_session
-        from selectconv.latency import measure_latency
+        from selectconv.bench.latency import measure_latency
+        from selectconv.deploy.onnx import export_onnx, open_session
 
         with tempfile.TemporaryDirectory() as folder:
             file = os.path.join(folder, "model.onnx")
@@ -124,7 +124,7 @@ def _rows(
 def _timing(times: dict[str, list[float]], name: str) -> dict[str, float | None]:
     import statistics
 
-    from selectconv.latency import median_ratio
+    from selectconv.bench.latency import median_ratio
 
     if not times:
         return {"ms": None, "time_ratio": None}

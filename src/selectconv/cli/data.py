@@ -5,9 +5,8 @@ from rich.console import Console
 from rich.table import Table
 
 from selectconv.checks import check_choice
-from selectconv.cli.errors import UsageError
 from selectconv.data.registry import dataset_info, fetch_dataset, find_dataset, list_datasets
-from selectconv.errors import DataError
+from selectconv.errors import DataError, UsageError
 
 HELP = "list the data sets, or fetch one"
 ACTIONS = ("list", "fetch")

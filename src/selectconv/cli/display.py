@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from selectconv.allocation_report import AllocationReport
-from selectconv.data.loader import Loader
+from selectconv.allocate.report import AllocationReport
+from selectconv.data.serve.loader import Loader
 from selectconv.train.config import TrainConfig
 from selectconv.train.loop import Batches, Display
 

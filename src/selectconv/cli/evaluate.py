@@ -5,10 +5,9 @@ import json
 from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 
-from selectconv.cli.errors import UsageError
-from selectconv.errors import RunError
+from selectconv.errors import RunError, UsageError
 from selectconv.train.config import resolve
-from selectconv.train.records import BEST, LAST, RunFolder
+from selectconv.train.run_folder import BEST, LAST, RunFolder
 
 HELP = "test a run's last (or best) weights"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from selectconv.cli.errors import UsageError
 from selectconv.cli.run_model import load_run
+from selectconv.errors import UsageError
 
 HELP = "write a run's network as ONNX"
 
@@ -30,7 +30,7 @@ def run(options: Namespace) -> int:
 
     import torch
 
-    from selectconv.export import BATCHES, TOLERANCE, export_onnx
+    from selectconv.deploy.onnx import BATCHES, TOLERANCE, export_onnx
 
     example = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
     export_onnx(model, out, example)

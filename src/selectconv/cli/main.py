@@ -25,8 +25,7 @@ from selectconv.cli import (
     reproduce,
     train,
 )
-from selectconv.cli.errors import UsageError
-from selectconv.errors import SelectConvError
+from selectconv.errors import SelectConvError, UsageError
 
 VERBS = {
     "train": train,

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from selectconv.cli.errors import UsageError
+from selectconv.errors import UsageError
 
 
 def check_folder(path: str | Path) -> Path:

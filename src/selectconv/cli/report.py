@@ -5,8 +5,8 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from selectconv.cli.errors import UsageError
 from selectconv.cli.places import check_file
+from selectconv.errors import UsageError
 
 HELP = "write one page with the tables and figures of runs"
 
@@ -25,10 +25,10 @@ def run(options: Namespace) -> int:
     """Write the page."""
     out = check_file(options.out)
     from selectconv.report.build import build_report
-    from selectconv.report.collect import collect
-    from selectconv.report.examine import examine
-    from selectconv.report.groups import find_duplicates
-    from selectconv.train.records import write_text
+    from selectconv.report.compare.groups import find_duplicates
+    from selectconv.report.runs.collect import collect
+    from selectconv.report.runs.examine import examine
+    from selectconv.train.run_folder import write_text
 
     found = examine(collect([Path(folder) for folder in options.dirs]))
     if not found.runs:

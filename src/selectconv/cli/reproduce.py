@@ -8,13 +8,12 @@ from rich.console import Console
 from rich.table import Table
 
 from selectconv.checks import check_choice, check_count, check_non_negative
-from selectconv.cli.errors import UsageError
 from selectconv.cli.places import check_folder
-from selectconv.errors import RunError
+from selectconv.errors import RunError, UsageError
 from selectconv.reproduce.grid import TABLES, Grid, PlannedRun, load_grid
 from selectconv.reproduce.jobs import LOGS, RUNS, Outcome, find_state
 from selectconv.reproduce.local_engine import run_local
-from selectconv.train.records import RunFolder
+from selectconv.train.run_folder import RunFolder
 
 HELP = "run what is behind a table of the paper, and fill it in"
 ENGINES = ("local", "ray")
@@ -128,8 +127,8 @@ def write_report(
         Why runs are missing that failed, cannot run, or are done but damaged, by name.
     """
     from selectconv.report.build import build_report, write_results
-    from selectconv.report.collect import collect
-    from selectconv.report.examine import examine
+    from selectconv.report.runs.collect import collect
+    from selectconv.report.runs.examine import examine
 
     found = examine(collect([out / RUNS]))
     done = {run.name for run in found.runs}

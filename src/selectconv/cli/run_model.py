@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from selectconv.cli.errors import UsageError
-from selectconv.errors import RunError
+from selectconv.errors import RunError, UsageError
 from selectconv.train.config import resolve
-from selectconv.train.records import BEST, LAST, RunFolder
+from selectconv.train.run_folder import BEST, LAST, RunFolder
 
 
 def load_run(path: str | Path, *, best: bool) -> tuple[Any, Any, tuple[int, int, int]]:

@@ -10,10 +10,9 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 
-from selectconv.cli.errors import UsageError
-from selectconv.errors import RunError, SelectConvError
+from selectconv.errors import RunError, SelectConvError, UsageError
 from selectconv.train.config import METHODS, TrainConfig, resolve, setting_names
-from selectconv.train.records import CHECKPOINT, CONFIG, RunFolder
+from selectconv.train.run_folder import CHECKPOINT, CONFIG, RunFolder
 
 HELP = "train a network, plain or selective, as in the paper"
 

@@ -1,10 +1,7 @@
 """The paper's data sets: found or fetched, read, and served in batches."""
 
-from selectconv.data.device_loader import DeviceLoader
-from selectconv.data.folder_loader import FolderLoader
-from selectconv.data.image_folder import ImageFolder
 from selectconv.data.image_set import ImageSet, subset_index
-from selectconv.data.loader import Loader, make_loader
+from selectconv.data.read.image_folder import ImageFolder
 from selectconv.data.registry import (
     DatasetInfo,
     Splits,
@@ -16,6 +13,9 @@ from selectconv.data.registry import (
     load_dataset,
     where_to_look,
 )
+from selectconv.data.serve.device_loader import DeviceLoader
+from selectconv.data.serve.folder_loader import FolderLoader
+from selectconv.data.serve.loader import Loader, make_loader
 
 __all__ = [
     "DatasetInfo",

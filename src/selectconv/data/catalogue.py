@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from selectconv.data import cifar, idx, image_folder, tiny_imagenet
-from selectconv.data.digits import read_digits
-from selectconv.data.image_folder import ImageFolder
 from selectconv.data.image_set import DatasetInfo, ImageSet
-from selectconv.data.places import cache_folder
+from selectconv.data.obtain.places import cache_folder
+from selectconv.data.read import cifar, idx, image_folder, tiny_imagenet
+from selectconv.data.read.digits import read_digits
+from selectconv.data.read.image_folder import ImageFolder
 
 Images = ImageSet | ImageFolder
 

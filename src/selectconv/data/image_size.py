@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from selectconv.checks import check_count
-from selectconv.data.image_folder import ImageFolder
 from selectconv.data.image_set import DatasetInfo, ImageSet
+from selectconv.data.read.image_folder import ImageFolder
 
 
 def shrunk_info(info: DatasetInfo, image_size: int) -> DatasetInfo:

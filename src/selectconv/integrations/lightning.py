@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from selectconv.allocation_report import AllocationReport
-from selectconv.allocator import MODES, ChannelAllocator
+from selectconv.allocate.allocator import MODES, ChannelAllocator
+from selectconv.allocate.report import AllocationReport
 from selectconv.checks import check_choice
+from selectconv.core.layer import SelectConvNd
 from selectconv.errors import AllocationError
-from selectconv.layer import SelectConvNd
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from selectconv.checks import check_choice
-from selectconv.ecdm import ecdm, expected_activation, normalize_ecdm, rms_damage
+from selectconv.core.ecdm import ecdm, expected_activation, normalize_ecdm, rms_damage
 
 try:
     import torch_pruning

@@ -6,23 +6,29 @@ from pathlib import Path
 from typing import Any
 
 from selectconv.errors import SelectConvError
-from selectconv.report.ablation_figures import (
+from selectconv.report.compare.groups import (
+    FIRST,
+    PAPERS_PLACEMENT,
+    Group,
+    find_duplicates,
+    group_runs,
+)
+from selectconv.report.compare.tables import ResultTable, build_table, write_csv
+from selectconv.report.figures.ablation import (
     draw_errors,
     draw_losses,
     draw_shift_counts,
     median_run,
 )
-from selectconv.report.allocation_figures import describe, draw_history, draw_map, draw_shifts
-from selectconv.report.collect import Collection, Run
-from selectconv.report.damage_figures import draw_damage
-from selectconv.report.feature_figures import draw_pair, draw_top
-from selectconv.report.groups import FIRST, PAPERS_PLACEMENT, Group, find_duplicates, group_runs
-from selectconv.report.input_figures import draw_inputs
-from selectconv.report.network import load_trained
+from selectconv.report.figures.allocation import describe, draw_history, draw_map, draw_shifts
+from selectconv.report.figures.damage import draw_damage
+from selectconv.report.figures.feature import draw_pair, draw_top
+from selectconv.report.figures.input import draw_inputs
+from selectconv.report.figures.plots import Figure
 from selectconv.report.page import Section, render_lines, render_page, render_runs
-from selectconv.report.plots import Figure
-from selectconv.report.tables import ResultTable, build_table, write_csv
-from selectconv.train.records import write_text
+from selectconv.report.runs.collect import Collection, Run
+from selectconv.report.runs.trained import load_trained
+from selectconv.train.run_folder import write_text
 from selectconv.zoo.registry import PLACEMENTS
 
 _NUM_IMAGES = 512  # behind the histograms of hidden inputs

@@ -7,8 +7,8 @@ from html import escape
 from importlib.resources import files
 
 from selectconv import __version__
-from selectconv.report.collect import Run
-from selectconv.report.plots import Figure
+from selectconv.report.figures.plots import Figure
+from selectconv.report.runs.collect import Run
 
 _COLUMN_PT = 450  # figures that are wider take the whole width
 

@@ -5,8 +5,8 @@ import sys
 import time
 from collections.abc import Iterable
 
-from selectconv.cost import count_macs
 from selectconv.data.registry import dataset_info
+from selectconv.deploy.cost import count_macs
 from selectconv.reproduce.grid import PlannedRun
 from selectconv.train.config import TrainConfig
 from selectconv.train.estimate import seconds_per_image

@@ -14,7 +14,7 @@ import yaml
 from selectconv.errors import RunError
 from selectconv.reproduce.grid import PlannedRun
 from selectconv.train.config import resolve
-from selectconv.train.records import CONFIG, RunFolder, write_text
+from selectconv.train.run_folder import CONFIG, RunFolder, write_text
 
 RUNS, LOGS = "runs", "logs"
 _PR_SET_PDEATHSIG = 1

@@ -14,10 +14,10 @@ from typing import Any
 
 import yaml
 
-from selectconv.budget import check_targets
+from selectconv.allocate.budget import check_targets
 from selectconv.checks import check_choice, check_count, check_fraction, check_non_negative
+from selectconv.core.slots import DAMAGES
 from selectconv.data.registry import dataset_info, list_datasets
-from selectconv.slots import DAMAGES
 from selectconv.zoo.external import check_model_name
 
 METHODS = ("plain", "select", "zero", "random", "dealloc", "shift", "lgc", "slimming")

@@ -10,21 +10,23 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from selectconv.allocator import ChannelAllocator
-from selectconv.cost import count_macs, count_params
+from selectconv.allocate.allocator import ChannelAllocator
+from selectconv.core.allocation import LayerPlan
+from selectconv.core.layer import SelectConv2d
 from selectconv.data.image_set import DatasetInfo
 from selectconv.data.registry import dataset_info
-from selectconv.layer import SelectConv2d
+from selectconv.deploy.cost import count_macs, count_params
 from selectconv.train.config import TrainConfig
 from selectconv.train.loop import build_optimizer
 from selectconv.train.network import build_model, build_plain
-from selectconv.train.selective_cost import reallocate
 
 # A timed step computes at most so many multiply-adds forward: seconds even for the largest network.
 _MOST_MACS = 5e9
 _REPEATS = 3
 # How many slots a training re-allocates: Section 3.3's fifth of what +S shifts.
 _MOVED_SHARE = 0.2
+_SOURCES = 8  # distinct channels that a layer's moved slots read
+_MAX_SHIFT = 1.5
 
 
 def announce(config: TrainConfig, folder: Path, console: Console) -> None:
@@ -95,6 +97,21 @@ def allocate_as_trained(model: nn.Module, config: TrainConfig) -> None:
     for layer in model.modules():
         if isinstance(layer, SelectConv2d) and layer.shift is not None:
             reallocate(layer, _MOVED_SHARE, generator, use_shift=config.method == "select")
+
+
+def reallocate(
+    layer: SelectConv2d, share: float, generator: torch.Generator, *, use_shift: bool = True
+) -> None:
+    """Move a share of a layer's slots to a few of the others, by random shifts."""
+    order = torch.randperm(layer.in_channels, generator=generator)
+    moved = order[: round(share * layer.in_channels)]
+    sources = order[len(moved) : len(moved) + _SOURCES]
+    chosen = torch.randint(len(sources), (len(moved),), generator=generator)
+    shift = (torch.rand(len(moved), 2, generator=generator) * 2 - 1) * _MAX_SHIFT
+    # R^random: with weights of zero, nothing would flow back through the moved slots.
+    shifts = shift if use_shift else None
+    plan = LayerPlan(moved, moved, sources[chosen], shifts, weight_seed=0)
+    layer.apply_plan(plan)
 
 
 def choose_device(config: TrainConfig) -> torch.device:

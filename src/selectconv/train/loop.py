@@ -16,17 +16,17 @@ import torch.nn.functional as F
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from selectconv.allocation_report import AllocationReport
-from selectconv.allocator import ChannelAllocator
-from selectconv.data.loader import Loader, make_loader
+from selectconv.allocate.allocator import ChannelAllocator
+from selectconv.allocate.param_groups import param_groups
+from selectconv.allocate.report import AllocationReport
 from selectconv.data.registry import Images, Splits, load_dataset
+from selectconv.data.serve.loader import Loader, make_loader
 from selectconv.errors import RunError
-from selectconv.param_groups import param_groups
-from selectconv.train.channels import build_method, count_channels
 from selectconv.train.checkpoint import load_checkpoint, save_checkpoint, save_weights
 from selectconv.train.config import TrainConfig
+from selectconv.train.methods import build_method, count_channels
 from selectconv.train.network import build_model, in_layout
-from selectconv.train.records import (
+from selectconv.train.run_folder import (
     ALLOCATION,
     BEST,
     CHECKPOINT,

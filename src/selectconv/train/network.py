@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from selectconv.convert import convert
+from selectconv.conversion.convert import convert
 from selectconv.data.image_set import DatasetInfo
 from selectconv.train.config import TrainConfig
 from selectconv.zoo import create_model

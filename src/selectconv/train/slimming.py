@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selectconv.allocation import AllocationPlan, LayerPlan
-from selectconv.allocation_report import AllocationReport
-from selectconv.cost import count_macs, count_params
+from selectconv.allocate.report import AllocationReport
+from selectconv.core.allocation import AllocationPlan, LayerPlan
+from selectconv.deploy.cost import count_macs, count_params
 from selectconv.errors import RunError, SelectConvWarning
 from selectconv.zoo.densenet import DenseUnit
 from selectconv.zoo.resnet import Bottleneck

@@ -6,8 +6,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from selectconv.layer import SelectConv2d, has_hooks
-from selectconv.mean_source import BatchNormMean
+from selectconv.core.layer import SelectConv2d, has_hooks
+from selectconv.core.mean_source import BatchNormMean
 from selectconv.zoo.registry import Selection
 from selectconv.zoo.slot_norm import SlotNormConv2d, SlotNormReluConv
 

@@ -10,9 +10,9 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
-from selectconv.allocation import AllocationPlan, LayerPlan
-from selectconv.allocation_report import AllocationReport
+from selectconv.allocate.report import AllocationReport
 from selectconv.checks import check_count, check_non_negative
+from selectconv.core.allocation import AllocationPlan, LayerPlan
 
 _SMALLEST_NORM = 1e-12  # below it a group's norm has no usable gradient
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from selectconv.checks import check_choice
-from selectconv.cost import count_macs, count_params
+from selectconv.deploy.cost import count_macs, count_params
 from selectconv.zoo.registry import create_model
 
 

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from selectconv import kernels
-from selectconv.allocation import LayerPlan
+from selectconv.core import kernels
+from selectconv.core.allocation import LayerPlan
+from selectconv.core.layer import SelectConv2d
+from selectconv.core.mean_source import BatchNormMean
+from selectconv.core.shift import can_read
 from selectconv.errors import AllocationError
-from selectconv.layer import SelectConv2d
-from selectconv.mean_source import BatchNormMean
-from selectconv.shift import can_read
 
 
 class SlotNormConv2d(SelectConv2d):

@@ -1,0 +1,1 @@
+"""Beside any training loop: the allocator, its plans, budgets and optimizers."""

@@ -1,0 +1,517 @@
+"""The training scheme of Section 2.3 beside any training loop: one `step` an epoch.
+
+An allocator decides (a plan), agrees with the other processes, then does: on the model, on its
+followers, and on what the optimizer remembers of re-opened slots. It owns no loop, wraps nothing
+and never calls the optimizer.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping
+from operator import index as as_int
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selectconv.allocate.agreement import agree, broadcast_tensors, in_process_group
+from selectconv.allocate.budget import Budget, StepOptions, check_targets
+from selectconv.allocate.log import Log, read_log
+from selectconv.allocate.optimizer_state import check_owns, check_state_by_parameter, state_of_slots
+from selectconv.allocate.report import AllocationReport
+from selectconv.checks import check_choice, check_count, check_fraction
+from selectconv.core.allocation import AllocationPlan, ReallocRule
+from selectconv.core.layer import SelectConvNd
+from selectconv.core.slots import DAMAGES, draw_shift
+from selectconv.core.threads import one_thread
+from selectconv.errors import AllocationError, SelectConvError
+
+MODES = ("select", "zero", "random", "dealloc", "shift", "none")
+_STATE_VERSION = 1
+_NEVER = -(1 << 40)  # an epoch long before any
+
+
+class ChannelAllocator:
+    """De- and re-allocate the channels of a model's selective layers while it trains.
+
+    Call `step(epoch)` after each epoch. In a process group rank 0 decides and every rank ends with
+    the same allocation, so every rank must make the same calls.
+
+    Args:
+        model: a model with selective layers (`sc.convert`, `sc.create_model(selective=True)`).
+        optimizer: the optimizer that trains it, or None. For re-opened slots its per-element state
+            and the pending gradients of weight and shift are cleared; all else stays as it is.
+        total_epochs: the length of the training.
+        gamma: the damage level of `dealloc`.
+        top_k: K, how many slots are candidates as sources.
+        max_copies: N_max; None: no cap.
+        stop_at: the part of the training in which steps act.
+        grace: for so many steps after it was re-opened, a slot is not closed again; 0: the paper.
+        mode: "select" (+D+R^zero+shift), "zero", "random", "dealloc", "shift" (+S) or "none".
+        damage: "auto", "mean" (the paper) or "rms", as for `SelectConv2d.ecdm`.
+        seed: of the allocator's own random numbers; torch's global ones are never drawn.
+        target_macs: end at this part of the dense model's multiply-adds: gamma is solved for at
+            each step, under a budget that falls over the steps that act. In modes that re-allocate
+            `gamma` is the least that a step closes at.
+        target_params: likewise for parameters; at most one of the two.
+        example_input: as for `sc.count`; needed with a target.
+        followers: copies of the model, such as an EMA of its weights, that get the same plan.
+
+    Raises:
+        TypeError, ValueError: an argument that is not accepted, or a target that cannot be reached.
+        CompressionError: a target for a model that cannot be counted.
+        AllocationError: no selective layers, an optimizer of other parameters, or followers that
+            differ from the model.
+
+    Example:
+        >>> import selectconv as sc, torch
+        >>> model = sc.create_model("densenet40", selective=True)
+        >>> optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.1, momentum=0.9)
+        >>> allocator = ChannelAllocator(model, optimizer, total_epochs=10, gamma=0.03)
+        >>> print(allocator.step(epoch=0))  # doctest: +ELLIPSIS
+        epoch 0: ... slots de-allocated, ... re-allocated in ... layers
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        total_epochs: int,
+        gamma: float = 1e-3,
+        top_k: int = 3,
+        max_copies: int | None = 32,
+        stop_at: float = 0.5,
+        grace: int = 0,
+        mode: str = "select",
+        damage: str = "auto",
+        seed: int = 0,
+        target_macs: float | None = None,
+        target_params: float | None = None,
+        example_input: Any = None,
+        followers: Iterable[nn.Module] = (),
+    ) -> None:
+        self.total_epochs = check_count("total_epochs", total_epochs, 1)
+        self.gamma = check_fraction("gamma", gamma)
+        self.stop_at = check_fraction("stop_at", stop_at)
+        self.grace = check_count("grace", grace, 0)
+        self.mode = check_choice("mode", mode, MODES)
+        self.damage = check_choice("damage", damage, DAMAGES)
+        init = "random" if mode == "random" else "zero"
+        self.rule = ReallocRule(top_k, max_copies, init, use_shift=mode not in ("zero", "random"))
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
+        self.model = unwrap(model)
+        self.optimizer = optimizer
+        self.last_epoch = -1
+        self.generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
+        self.layers = _select_layers(self.model)
+        if not self.layers and mode != "none":
+            raise AllocationError(
+                "`model` has no selective layers: call sc.convert(model) first, "
+                "or sc.create_model(..., selective=True)."
+            )
+        if optimizer is not None:
+            check_owns(optimizer, self.layers)
+        self._followers = [self._matching_layers(follower) for follower in followers]
+        self._opened_at = {
+            name: torch.full((layer.in_channels,), _NEVER, device="cpu")
+            for name, layer in self.layers.items()
+        }
+        self.budget = self._build_budget(target_macs, target_params, example_input)
+        if mode == "shift":
+            self._shift_everything()
+
+    def step(self, epoch: int) -> AllocationReport:
+        """De-allocate, then re-allocate, once an epoch, while `epoch < stop_at * total_epochs`.
+
+        Args:
+            epoch: 0-based, greater than at the last call.
+
+        Returns:
+            What was done; false when nothing changed.
+
+        Raises:
+            AllocationError: an epoch that was stepped already, NaN or infinite weights or
+                statistics, a batch norm that the model does not have any more, an optimizer whose
+                state cannot be cleared for a slot. Model and optimizer were left as they were.
+            MeanSourceError: a layer that does not know its input's mean.
+        """
+        check_count("epoch", epoch, 0)
+        if epoch <= self.last_epoch:
+            raise AllocationError(
+                f"`epoch` {epoch} was stepped already (the last was {self.last_epoch}): "
+                "call step once an epoch, or dealloc() and realloc() on demand."
+            )
+        acts = epoch < self.stop_at * self.total_epochs and self.mode not in ("shift", "none")
+        # Shifts go on learning, and with them the cost changes: a budget is kept to the end.
+        acts = acts or (self.budget is not None and self._reopens)
+        plan = AllocationPlan()
+        if acts:
+            plan = self._act(True, self._reopens, epoch, is_scheduled=True)
+        self.last_epoch = epoch
+        return AllocationReport(epoch, plan)
+
+    def dealloc(self) -> AllocationReport:
+        """De-allocate now, at any time, whatever the mode; raises as `step` does."""
+        return AllocationReport(None, self._act(closes=True, reopens=False, epoch=self.last_epoch))
+
+    def realloc(self) -> AllocationReport:
+        """Re-allocate now, at any time, whatever the mode; raises as `step` does."""
+        return AllocationReport(None, self._act(closes=False, reopens=True, epoch=self.last_epoch))
+
+    def preview(self) -> AllocationReport:
+        """Tell what the next step would do, were it to act, and from which gamma it would close.
+
+        Changes nothing; raises as `step` does.
+        """
+        if self.mode in ("shift", "none"):
+            return AllocationReport(None, AllocationPlan())
+        epoch = self.last_epoch + 1
+        plan = self._decide(True, self._reopens, epoch, self._copy_generator(), is_scheduled=True)
+        return AllocationReport(None, plan, self._smallest_gamma(epoch))
+
+    def apply(self, plan: AllocationPlan) -> None:
+        """Carry out a plan from a report or a log, on the model, its followers and the optimizer.
+
+        Raises:
+            AllocationError: the plan does not fit the model; nothing was changed.
+        """
+        self._do(plan, self.last_epoch)
+
+    def replay(self, log: Log) -> list[AllocationReport]:
+        """Carry out a whole log, in its order, on a fresh copy of the model it was written for.
+
+        The model ends with the log's allocation, with shifts as they were drawn and without weights
+        for what was re-opened; training goes on with the epoch after the log's last.
+
+        Args:
+            log: the path of a run's `allocation.jsonl`, or rows as `AllocationReport.to_dict` gives
+                them. In a process group every rank needs the same.
+
+        Returns:
+            A report for each row.
+
+        Raises:
+            AllocationError: the log cannot be read, or does not fit the model; nothing was changed.
+
+        Example:
+            >>> import selectconv as sc
+            >>> model = sc.create_model("densenet40", selective=True)
+            >>> name = next(name for name, m in model.named_modules() if hasattr(m, "gate"))
+            >>> log = [{"epoch": 0, "layers": {name: {"closed": [2], "opened": []}}}]
+            >>> print(*ChannelAllocator(model, total_epochs=10).replay(log))
+            epoch 0: 1 slots de-allocated, 0 re-allocated in 1 layers
+        """
+        events = read_log(log)
+        self._broadcast_allocation()
+        self._rehearse(plan for _, plan in events)
+        for epoch, plan in events:
+            self.last_epoch = max(self.last_epoch, self.last_epoch if epoch is None else epoch)
+            self._do(plan, self.last_epoch)
+        return [AllocationReport(epoch, plan) for epoch, plan in events]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what resuming needs besides the model's own state: tensors and plain types."""
+        state = {
+            "version": _STATE_VERSION,
+            "last_epoch": self.last_epoch,
+            "generator": self.generator.get_state(),
+            "opened_at": {name: epochs.clone() for name, epochs in self._opened_at.items()},
+        }
+        return state if self.budget is None else {**state, "budget": self.budget.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict()`; the model's own state is restored with the model.
+
+        Raises:
+            AllocationError: a state of another version or architecture; nothing was changed.
+        """
+        keys = {"version", "last_epoch", "generator", "opened_at"}
+        if self.budget is not None:
+            keys.add("budget")
+        if not isinstance(state, Mapping) or set(state) != keys:
+            got = sorted(state) if isinstance(state, Mapping) else type(state).__name__
+            raise AllocationError(f"`state` must have the keys {sorted(keys)}, got {got}.")
+        if state["version"] != _STATE_VERSION:
+            raise AllocationError(
+                f"`state` has version {state['version']!r}; this one reads {_STATE_VERSION}."
+            )
+        try:
+            last_epoch = as_int(state["last_epoch"])
+            generator = torch.Generator()
+            # To the CPU: torch.load may have been told to map everything to another device.
+            generator.set_state(torch.as_tensor(state["generator"], device="cpu"))
+            opened_at = {
+                name: torch.as_tensor(epochs, dtype=torch.int64, device="cpu").clone()
+                for name, epochs in state["opened_at"].items()
+            }
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+            raise AllocationError(f"`state` is damaged; reading it failed: {error}.") from error
+        sizes = {name: epochs.numel() for name, epochs in opened_at.items()}
+        own = {name: layer.in_channels for name, layer in self.layers.items()}
+        if sizes != own:
+            different = sorted(set(sizes.items()) ^ set(own.items()))
+            raise AllocationError(
+                "`state` is of another architecture: layers and slots differ at "
+                f"{', '.join(f'{name} ({slots})' for name, slots in different[:4])}."
+            )
+        if self.budget is not None:
+            self.budget.load_state_dict(state["budget"])
+        self.last_epoch = last_epoch
+        self.generator.set_state(generator.get_state())
+        self._opened_at = opened_at
+
+    @property
+    def _reopens(self) -> bool:
+        return self.mode in ("select", "zero", "random")
+
+    def _build_budget(
+        self, target_macs: float | None, target_params: float | None, example_input: Any
+    ) -> Budget | None:
+        for name in check_targets(target_macs, target_params):
+            if self.mode in ("shift", "none"):
+                raise ValueError(f"`{name}` needs a `mode` that closes slots, got {self.mode!r}.")
+            if example_input is None:
+                raise ValueError(f"`{name}` needs an `example_input` to count the model with.")
+            fraction = target_params if target_macs is None else target_macs
+            assert fraction is not None
+            num_steps = math.ceil(self.stop_at * self.total_epochs)
+            return Budget(self.model, name, fraction, example_input, num_steps)
+        return None
+
+    def _act(
+        self, closes: bool, reopens: bool, epoch: int, *, is_scheduled: bool = False
+    ) -> AllocationPlan:
+        """Decide, agree and do. Where any of it fails, no random numbers were used up either."""
+        generator = self._copy_generator()
+
+        def decide() -> AllocationPlan:
+            return self._decide(closes, reopens, epoch, generator, is_scheduled=is_scheduled)
+
+        with one_thread():
+            plan = self._agree(decide, generator)
+            self._do(plan, epoch)
+        self.generator.set_state(generator.get_state())
+        if self.budget is not None and is_scheduled:
+            self.budget.gamma = self.budget.solved
+        return plan
+
+    def _copy_generator(self) -> torch.Generator:
+        generator = torch.Generator()
+        generator.set_state(self.generator.get_state())
+        return generator
+
+    def _decide(
+        self,
+        closes: bool,
+        reopens: bool,
+        epoch: int,
+        generator: torch.Generator,
+        *,
+        is_scheduled: bool = False,
+    ) -> AllocationPlan:
+        """Plan for every layer; draws from `generator`, changes nothing else."""
+        self._check_batch_norms()
+        if self.budget is not None and is_scheduled:
+            rule = self.rule if reopens else None
+            grace = {name: self._protected(name, epoch) for name in self.layers}
+            options = StepOptions(epoch, self.damage, self.gamma, rule, grace, generator)
+            return self.budget.plan(self.layers, options)
+        plans = {}
+        for name, layer in self.layers.items():
+            protected = self._protected(name, epoch)
+            # Weights that do not learn could make nothing of another channel.
+            rule = self.rule if reopens and layer.weight.requires_grad else None
+            gamma = self.gamma if closes else None
+            try:
+                plan = layer.plan(
+                    gamma=gamma,
+                    rule=rule,
+                    damage=self.damage,
+                    protected=protected,
+                    generator=generator,
+                )
+            except SelectConvError as error:
+                raise type(error)(f"`{name}`: {error}") from error
+            if plan:
+                plans[name] = plan
+        return AllocationPlan(plans)
+
+    def _protected(self, name: str, epoch: int) -> Tensor | None:
+        """Tell which slots of a layer were re-opened too short a time ago to be closed again."""
+        return epoch - self._opened_at[name] <= self.grace if self.grace else None
+
+    def _smallest_gamma(self, epoch: int) -> float | None:
+        smallest = []
+        for name, layer in self.layers.items():
+            gamma = layer.smallest_gamma(self.damage, self._protected(name, epoch))
+            if gamma is not None:
+                smallest.append(gamma)
+        return min(smallest, default=None)
+
+    def _rehearse(self, plans: Iterable[AllocationPlan]) -> None:
+        """Check plans that follow each other, on layers of which only the gates are copies."""
+        rehearsed = []
+        for layers in (self.layers, *self._followers):
+            twins = {name: copy.copy(layer) for name, layer in layers.items()}
+            for twin in twins.values():
+                twin._buffers = {**twin._buffers, "gate": twin.gate.clone()}
+            rehearsed.append(twins)
+        for plan in plans:
+            self._check(plan, rehearsed)
+            for twins in rehearsed:
+                for name, layer_plan in plan:
+                    gate = twins[name].gate
+                    gate.index_fill_(0, layer_plan.closed.to(gate.device), False)
+                    gate.index_fill_(0, layer_plan.opened.to(gate.device), True)
+
+    def _do(self, plan: AllocationPlan, epoch: int) -> None:
+        """Check everything, then carry the plan out."""
+        # First of all: a rank that fails a check must not keep others waiting for a later message.
+        self._broadcast_allocation()
+        per_slot = self._check(plan, [self.layers, *self._followers])
+        for name, layer_plan in plan:
+            layer = self.layers[name]
+            layer.apply_checked_plan(layer_plan)
+            for tensor in per_slot[name]:
+                layer.zero_slots(tensor, layer_plan.opened)
+            self._opened_at[name][layer_plan.opened] = epoch
+            for follower in self._followers:
+                follower[name].apply_checked_plan(layer_plan)
+
+    def _check(
+        self, plan: AllocationPlan, copies: Iterable[Mapping[str, SelectConvNd]]
+    ) -> dict[str, list[Tensor]]:
+        """Check a plan against all copies; returns what re-opened slots must forget, by layer."""
+        unknown = sorted(set(plan.layers) - set(self.layers))
+        if unknown:
+            raise AllocationError(
+                f"`plan` names layers that the model does not have: {unknown[:4]}."
+            )
+        if any(len(layer_plan.opened) for _, layer_plan in plan):
+            check_state_by_parameter(self.optimizer)
+        per_slot = {}
+        for name, layer_plan in plan:
+            layer = self.layers[name]
+            try:
+                for layers in copies:
+                    layers[name].check_plan(layer_plan)
+                _check_seed(layer_plan.weight_seed)
+                per_slot[name] = (
+                    state_of_slots(self.optimizer, layer) if len(layer_plan.opened) else []
+                )
+            except AllocationError as error:
+                raise AllocationError(f"`{name}`: {error}") from error
+        return per_slot
+
+    def _matching_layers(self, follower: nn.Module) -> dict[str, SelectConvNd]:
+        if getattr(follower, "use_buffers", False):
+            # torch averages integers through floats and truncates: 29 becomes 28.
+            raise AllocationError(
+                "`followers` holds an AveragedModel with use_buffers=True, which would average the "
+                "allocation itself: use use_buffers=False, and update_bn for batch norm."
+            )
+        layers = _select_layers(unwrap(follower))
+        own = {name: tuple(layer.weight.shape) for name, layer in self.layers.items()}
+        its = {name: tuple(layer.weight.shape) for name, layer in layers.items()}
+        if its != own:
+            different = sorted(set(own.items()) ^ set(its.items()), key=str)
+            raise AllocationError(
+                "`followers` must have the model's selective layers; "
+                f"they differ at {different[0][0]!r}."
+            )
+        return layers
+
+    def _check_batch_norms(self) -> None:
+        """Refuse sources that read a batch norm which was taken out of the model."""
+        modules = {id(module) for module in self.model.modules()}
+        tensors = {id(tensor) for tensor in (*self.model.parameters(), *self.model.buffers())}
+        for name, layer in self.layers.items():
+            for bn in () if layer.mean_source is None else layer.mean_source.batch_norms():
+                # Another module with the same tensors (SyncBatchNorm's conversion) is as good.
+                own = bn.running_mean if bn.weight is None else bn.weight
+                if id(bn) not in modules and id(own) not in tensors:
+                    raise AllocationError(
+                        f"`{name}`: its mean source reads a batch norm that is not in the "
+                        "model any more: set `mean_source` to BatchNormMean(the new one, act)."
+                    )
+
+    def _shift_everything(self) -> None:
+        """Give every slot a shift of its own (+S), unless a loaded model has them already."""
+        self._broadcast_allocation()  # rank 0 alone may have loaded a model
+        if any(bool(layer.shifted.any()) for layer in self.layers.values()):
+            return
+        for name, layer in self.layers.items():
+            if layer.shift is None:
+                continue
+            slots, axes = layer.shift.shape
+            drawn = draw_shift(slots, axes, self.rule.max_shift, self.generator)
+            for own in (layer, *(follower[name] for follower in self._followers)):
+                assert own.shift is not None
+                with torch.no_grad():
+                    own.shift.copy_(drawn)
+                own.shifted.fill_(True)
+        self._broadcast_allocation()
+
+    def _agree(
+        self, decide: Callable[[], AllocationPlan], generator: torch.Generator
+    ) -> AllocationPlan:
+        """Let rank 0 decide; give every rank its plan and its random numbers, or its error."""
+        if not in_process_group():
+            return decide()
+
+        def describe() -> dict[str, Any]:
+            plan = decide().to_dict()
+            solved = None if self.budget is None else self.budget.solved
+            return {"plan": plan, "generator": generator.get_state().tolist(), "gamma": solved}
+
+        content = agree(describe, self._device)
+        generator.set_state(torch.tensor(content["generator"], dtype=torch.uint8))
+        if self.budget is not None:
+            self.budget.solved = content["gamma"]
+        return AllocationPlan.from_dict(content["plan"])
+
+    def _broadcast_allocation(self) -> None:
+        """Give every rank the allocation and the shifts of rank 0, whatever it had before."""
+        if not in_process_group():
+            return
+        for layers in (self.layers, *self._followers):
+            broadcast_tensors(
+                [
+                    tensor
+                    for layer in layers.values()
+                    for tensor in (layer.gate, layer.index, layer.moved, layer.shifted, layer.shift)
+                    if tensor is not None
+                ],
+                self._device,
+            )
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.layers.values())).weight.device
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Take a model out of the wrappers of torch.compile, DDP and weight averaging."""
+    wrappers = (
+        nn.parallel.DistributedDataParallel,
+        nn.DataParallel,
+        torch.optim.swa_utils.AveragedModel,
+    )
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(model, wrappers):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _select_layers(model: nn.Module) -> dict[str, SelectConvNd]:
+    return {name: m for name, m in model.named_modules() if isinstance(m, SelectConvNd)}
+
+
+def _check_seed(seed: int | None) -> None:
+    if seed is not None and not 0 <= seed < 1 << 63:
+        raise AllocationError(f"`weight_seed` must be in [0, 2^63), got {seed}.")

@@ -1,0 +1,425 @@
+"""Budgets: training that ends at a part of the dense model's cost.
+
+The budget falls linearly over the epochs in which an allocator acts. At each step gamma, one for
+all layers, is solved for: every open slot has a smallest gamma at which Algorithm 1 would close it,
+so the slots of all layers stand in one order, and what is left after closing the first n of them is
+counted as `sc.count` counts it.
+"""
+
+import copy
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selectconv.checks import check_fraction
+from selectconv.core.allocation import AllocationPlan, LayerPlan, ReallocRule
+from selectconv.core.layer import SelectConvNd
+from selectconv.deploy.cost import CostCounter
+from selectconv.errors import AllocationError, SelectConvError, SelectConvWarning
+
+FLOOR = 0.1
+"""The part of its slots that a layer keeps open, whatever the budget asks for."""
+
+TOLERANCE = 0.01
+"""How far from the target, as a part of it, a run may end without a warning."""
+
+
+_NEAR = 1 + TOLERANCE / 2  # after the last acting epoch, only more than this is corrected
+_LOOK_AHEAD = 64  # slots further on in the queue that are tried to come nearer to a budget
+
+
+def check_targets(target_macs: float | None, target_params: float | None) -> list[str]:
+    """Check the two targets, of which at most one is given; return the name of that one.
+
+    Raises:
+        TypeError, ValueError: both, or one that is not a number strictly between 0 and 1.
+    """
+    targets = {"target_macs": target_macs, "target_params": target_params}
+    given = {name: value for name, value in targets.items() if value is not None}
+    for name, value in given.items():
+        if check_fraction(name, value) in (0.0, 1.0):
+            raise ValueError(
+                f"`{name}` must be a part of the dense model, above 0 and below 1; got {value!r}."
+            )
+    if len(given) > 1:
+        raise ValueError(
+            f"`target_macs` {target_macs!r} and `target_params` {target_params!r} exclude each "
+            "other: give one of them."
+        )
+    return list(given)
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """What an allocator tells its budget about one step.
+
+    Attributes:
+        epoch: 0-based.
+        damage: as for `SelectConv2d.ecdm`.
+        gamma: where slots are re-opened, at least those that this gamma would close are closed.
+        rule: how to re-open; None: not at all.
+        protected: by layer, the slots that are not to be closed; None: none.
+        generator: of the allocator's random numbers.
+    """
+
+    epoch: int
+    damage: str
+    gamma: float
+    rule: ReallocRule | None
+    protected: Mapping[str, Tensor | None]
+    generator: torch.Generator
+
+
+class Budget:
+    """What a model may cost at each epoch, and the plans that keep it there.
+
+    No layer is closed below a tenth of its slots (`FLOOR`; grouped: of each group's).
+
+    Args:
+        model: a model with selective layers; it is copied, to count what plans would leave of it.
+        name: "target_macs" or "target_params".
+        fraction: the part of the dense model's cost to end at.
+        example_input: as for `sc.count`.
+        num_steps: the epochs over which the budget falls.
+
+    Attributes:
+        gamma: what the last step solved for; None before the first.
+        solved: what the last plan solved for, which may have been a preview.
+
+    Raises:
+        CompressionError: the model cannot be counted.
+        ValueError: the target cannot be reached; the message says the closest.
+    """
+
+    def __init__(
+        self, model: nn.Module, name: str, fraction: float, example_input: Any, num_steps: int
+    ) -> None:
+        if num_steps < 1:
+            raise ValueError(f"`{name}` needs epochs to act in: `stop_at` is 0.")
+        self.name = name
+        self.fraction = fraction
+        self.num_steps = num_steps
+        self.gamma: float | None = None
+        self.solved: float | None = None
+        # Plans are tried on a copy. What it computes does not matter, only its allocation.
+        shadow = copy.deepcopy(model).eval()
+        self._shadow = {
+            name: m for name, m in shadow.named_modules() if isinstance(m, SelectConvNd)
+        }
+        for layer in self._shadow.values():  # dense, also where a run is resumed
+            layer.index.copy_(torch.arange(layer.in_channels))
+            layer.shifted.fill_(False)
+        self._counter = CostCounter(shadow, example_input)
+        self.dense = self._count({name: torch.ones_like(m.gate) for name, m in self._items()})
+        least = self._count({name: _least_gate(m) for name, m in self._items()})
+        if least > (1 + TOLERANCE) * self.target:
+            raise ValueError(
+                f"`{name}` {fraction:g} cannot be reached: every layer keeps {FLOOR:.0%} of its "
+                f"slots, and other layers all theirs; the closest is {least / self.dense:.3f}."
+            )
+
+    @property
+    def target(self) -> float:
+        """The cost to end at."""
+        return self.fraction * self.dense
+
+    def at(self, epoch: int) -> float:
+        """Return the budget after an epoch's step: a line from the dense cost to the target."""
+        passed = min(epoch + 1, self.num_steps) / self.num_steps
+        return self.dense - (self.dense - self.target) * passed
+
+    def cost(self, layers: Mapping[str, SelectConvNd]) -> int:
+        """Count a model, of which these are the selective layers, as it is."""
+        self._follow(layers)
+        return self._count({name: layer.gate.cpu() for name, layer in layers.items()})
+
+    def plan(self, layers: Mapping[str, SelectConvNd], step: StepOptions) -> AllocationPlan:
+        """Decide what to close, and then to re-open, so that the budget of the epoch is met.
+
+        Where slots are re-opened, a step closes for the next epoch's fall as well, and re-opens
+        what the budget has room for; the last one only closes. Later steps close slots only where
+        shifts that have been trained since make the model cost more than the target.
+
+        Raises:
+            AllocationError: NaN or infinite weights or statistics.
+            MeanSourceError: a layer that does not know its input's mean.
+        """
+        self._follow(layers)
+        is_open = {name: layer.gate.cpu() for name, layer in layers.items()}
+        budget = self.at(step.epoch)
+        is_last = step.epoch + 1 >= self.num_steps
+        self.solved = self.gamma
+        if step.epoch >= self.num_steps and self._count(is_open) <= _NEAR * self.target:
+            return AllocationPlan()
+        queue = _Queue(layers, step)
+        reopens = step.rule is not None and not is_last
+        fall = (self.dense - self.target) / self.num_steps if reopens else 0.0
+        number = self._solve(queue, is_open, budget - fall)
+        if reopens:
+            number = max(number, queue.number_at(step.gamma))
+        self.solved = queue.gamma_at(number)
+        counts = queue.counts(number)
+        if not reopens:
+            counts = self._fill(queue, is_open, number, budget)
+            self._check_reached(is_last, queue.close(is_open, counts))
+        closed = queue.first(counts)
+        if reopens:
+            return self._reopen(layers, step, closed, queue.close(is_open, counts), budget)
+        return AllocationPlan(
+            {name: LayerPlan(closed=slots) for name, slots in closed.items() if len(slots)}
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what resuming needs: the target, to be sure of it, and the last gamma."""
+        return {"name": self.name, "fraction": self.fraction, "gamma": self.gamma}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict()`.
+
+        Raises:
+            AllocationError: it is of another target.
+        """
+        if (state["name"], state["fraction"]) != (self.name, self.fraction):
+            raise AllocationError(
+                f"`state` is of a training with `{state['name']}` {state['fraction']!r}, "
+                f"this one has `{self.name}` {self.fraction!r}."
+            )
+        self.gamma = state["gamma"]
+
+    def _solve(self, queue: "_Queue", is_open: dict[str, Tensor], budget: float) -> int:
+        """Return the least number of slots, the first of the queue, that meets the budget."""
+        low, high = -1, len(queue)
+        while high - low > 1:
+            middle = (low + high) // 2
+            cost = self._count(queue.close(is_open, queue.counts(middle)))
+            low, high = (low, middle) if cost <= budget else (middle, high)
+        return high
+
+    def _fill(
+        self, queue: "_Queue", is_open: dict[str, Tensor], number: int, budget: float
+    ) -> dict[str, int]:
+        """Come nearer to the budget than the first `number` slots of the queue do.
+
+        The last one may be dear. Without it, and without the slots of its layer behind it, some
+        that come later in the queue may fit instead.
+        """
+
+        def count(counts: dict[str, int]) -> int:
+            return self._count(queue.close(is_open, counts))
+
+        best = queue.counts(number)
+        miss = abs(count(best) - budget)
+        if number == 0 or miss <= TOLERANCE / 2 * budget:
+            return best
+        counts, passed = queue.counts(number - 1), set[str]()
+        if (without := abs(count(counts) - budget)) < miss:
+            best, miss = counts, without
+        for place in range(number - 1, min(number + _LOOK_AHEAD, len(queue))):
+            name = queue.owner(place)
+            if name in passed:
+                continue
+            trial = {**counts, name: counts[name] + 1}
+            cost = count(trial)
+            if abs(cost - budget) < miss:
+                best, miss = trial, abs(cost - budget)
+            if cost >= budget:
+                counts = trial
+            else:
+                passed.add(name)
+        return best
+
+    def _reopen(
+        self,
+        layers: Mapping[str, SelectConvNd],
+        step: StepOptions,
+        closed: dict[str, Tensor],
+        is_open: dict[str, Tensor],
+        budget: float,
+    ) -> AllocationPlan:
+        """Re-open as many closed slots, an equal part in every layer, as the budget has room for.
+
+        What each layer would re-open is drawn first, for all of its closed slots: the random
+        numbers that a step uses up do not depend on the search.
+        """
+        plans = {}
+        for name, layer in layers.items():
+            rule = step.rule if layer.weight.requires_grad else None
+            plans[name] = layer.plan(
+                closed=closed[name], rule=rule, damage=step.damage, generator=step.generator
+            )
+        sizes = {name: len(plan.opened) for name, plan in plans.items()}
+        # Each layer's first half before any layer's second half.
+        order = sorted(
+            ((place + 1) / size, number, name)
+            for number, (name, size) in enumerate(sizes.items())
+            for place in range(size)
+        )
+
+        def shares(total: int) -> dict[str, int]:
+            opened = dict.fromkeys(sizes, 0)
+            for _, _, name in order[:total]:
+                opened[name] += 1
+            return opened
+
+        def count(total: int) -> int:
+            for name, size in shares(total).items():
+                self._show_reopened(name, plans[name], size)
+            gates = {
+                name: is_open[name].index_fill(0, plans[name].opened[:size], True)
+                for name, size in shares(total).items()
+            }
+            return self._count(gates)
+
+        low, high = 0, len(order) + 1  # `low` fits, `high` does not
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if count(middle) <= budget else (low, middle)
+        chosen = {name: _cut(plans[name], size) for name, size in shares(low).items()}
+        return AllocationPlan({name: plan for name, plan in chosen.items() if plan})
+
+    def _items(self) -> list[tuple[str, SelectConvNd]]:
+        return list(self._shadow.items())
+
+    @torch.no_grad()
+    def _follow(self, layers: Mapping[str, SelectConvNd]) -> None:
+        """Take over a model's allocation."""
+        for name, shadow in self._shadow.items():
+            layer = layers[name]
+            shadow.index.copy_(layer.index)
+            shadow.shifted.copy_(layer.shifted)
+            if shadow.shift is not None and layer.shift is not None:
+                shadow.shift.copy_(layer.shift)
+
+    @torch.no_grad()
+    def _show_reopened(self, name: str, plan: LayerPlan, size: int) -> None:
+        shadow, opened = self._shadow[name], plan.opened[:size]
+        shadow.index[opened] = plan.source[:size].to(shadow.index)
+        shadow.shifted[opened] = plan.shift is not None
+        if shadow.shift is not None and plan.shift is not None:
+            shadow.shift[opened] = plan.shift[:size].to(shadow.shift)
+
+    def _count(self, gates: Mapping[str, Tensor]) -> int:
+        for name, shadow in self._shadow.items():
+            shadow.gate.copy_(gates[name])
+        cost = self._counter.count()
+        return cost.macs if self.name == "target_macs" else cost.params
+
+    def _check_reached(self, is_last: bool, is_open: dict[str, Tensor]) -> None:
+        reached = self._count(is_open)
+        if is_last and abs(reached - self.target) > TOLERANCE * self.target:
+            warnings.warn(
+                f"`{self.name}` {self.fraction:g} was not met: {reached / self.dense:.3f} of the "
+                "dense model's is the closest that closing whole slots comes to it now.",
+                SelectConvWarning,
+                stacklevel=5,
+            )
+
+
+class _Queue:
+    """The open slots of all layers, in the order in which a growing gamma closes them.
+
+    Args:
+        layers: the selective layers by name.
+        step: what is not to be closed, and how damage is measured.
+    """
+
+    def __init__(self, layers: Mapping[str, SelectConvNd], step: StepOptions) -> None:
+        self.names = list(layers)
+        self.slots: dict[str, Tensor] = {}
+        levels = []
+        owners = []
+        for number, (name, layer) in enumerate(layers.items()):
+            try:
+                slots, level = _closing_order(layer, step.damage, step.protected.get(name))
+            except SelectConvError as error:
+                raise type(error)(f"`{name}`: {error}") from error
+            self.slots[name] = slots
+            levels.append(level)
+            owners.append(torch.full_like(slots, number))
+        order = torch.cat(levels).sort(stable=True)  # stable: a layer's slots stay in their order
+        self.levels = order.values
+        self.owners = torch.cat(owners)[order.indices]
+
+    def __len__(self) -> int:
+        return len(self.levels)
+
+    def number_at(self, gamma: float) -> int:
+        """Return how many slots a gamma closes."""
+        return int((self.levels <= gamma).sum())
+
+    def gamma_at(self, number: int) -> float:
+        """Return the smallest gamma that closes the first `number` slots."""
+        return 0.0 if number == 0 else min(1.0, float(self.levels[number - 1]))
+
+    def owner(self, place: int) -> str:
+        """Return the layer of the slot at a place."""
+        return self.names[int(self.owners[place])]
+
+    def counts(self, number: int) -> dict[str, int]:
+        """Return how many of the first `number` slots are each layer's."""
+        counts = torch.bincount(self.owners[:number], minlength=len(self.names))
+        return dict(zip(self.names, counts.tolist(), strict=True))
+
+    def first(self, counts: Mapping[str, int]) -> dict[str, Tensor]:
+        """Return so many of each layer's slots, in the order of the queue, sorted."""
+        return {name: self.slots[name][:size].sort().values for name, size in counts.items()}
+
+    def close(self, is_open: dict[str, Tensor], counts: Mapping[str, int]) -> dict[str, Tensor]:
+        """Return the gates after closing so many of each layer's slots."""
+        closed = self.first(counts)
+        return {name: gate.index_fill(0, closed[name], False) for name, gate in is_open.items()}
+
+
+def _closing_order(
+    layer: SelectConvNd, damage: str, protected: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return a layer's slots in Algorithm 1's order, and the gamma at which each is closed.
+
+    Left out are protected slots and those that the floor keeps. Both tensors are on the CPU.
+    """
+    necdm = layer.ecdm(normalized=True, damage=damage)
+    largest = necdm.amax(dim=1)
+    if not bool(largest.isfinite().all()):
+        raise AllocationError(
+            "the layer's weights or input statistics hold NaN or infinite values."
+        )
+    can_close = layer.gate.clone()
+    if protected is not None:
+        can_close &= ~protected.to(can_close.device)
+    slots = can_close.nonzero().flatten()
+    slots = slots[largest[slots].sort(stable=True).indices]
+    width = layer.in_channels // layer.groups
+    open_slots = layer.gate.view(layer.groups, width).sum(dim=1)
+    room = (open_slots - num_kept(width)).clamp(min=0)
+    of_group = slots // width == torch.arange(layer.groups, device=slots.device)[:, None]
+    place = (of_group.cumsum(dim=1) * of_group).sum(dim=0)  # 1 for the first slot of its group
+    slots = slots[place <= room[slots // width]]
+    levels = necdm[slots].cumsum(dim=0).amax(dim=1) if len(slots) else largest[:0]
+    return slots.cpu(), levels.double().cpu()
+
+
+def num_kept(width: int) -> int:
+    """Return how many of so many slots the floor keeps open."""
+    return math.ceil(FLOOR * width)
+
+
+def _least_gate(layer: SelectConvNd) -> Tensor:
+    """Return the gate of a layer that was closed down to the floor."""
+    width = layer.in_channels // layer.groups
+    return (torch.arange(width) < num_kept(width)).repeat(layer.groups)
+
+
+def _cut(plan: LayerPlan, size: int) -> LayerPlan:
+    """Return a plan that re-opens the first `size` slots only."""
+    return LayerPlan(
+        closed=plan.closed,
+        opened=plan.opened[:size],
+        source=plan.source[:size],
+        shift=None if plan.shift is None else plan.shift[:size],
+        weight_seed=plan.weight_seed if size else None,
+    )

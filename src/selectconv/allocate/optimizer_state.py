@@ -1,0 +1,85 @@
+"""What an optimizer remembers of single slots, which a re-opened slot must forget."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from selectconv.core.layer import SelectConvNd
+from selectconv.errors import AllocationError
+
+
+def check_owns(optimizer: torch.optim.Optimizer, layers: Mapping[str, SelectConvNd]) -> None:
+    """Check that an optimizer trains what the layers learn.
+
+    Raises:
+        TypeError: it is none.
+        AllocationError: it does not own all of their weights and shifts.
+    """
+    if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "state"):
+        raise TypeError(f"`optimizer` must be a torch optimizer, got {type(optimizer).__name__}.")
+    owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    missing = [
+        f"{name}.{kind}"
+        for name, layer in layers.items()
+        for kind, parameter in (("weight", layer.weight), ("shift", layer.shift))
+        if parameter is not None and parameter.requires_grad and id(parameter) not in owned
+    ]
+    if missing:
+        raise AllocationError(
+            f"`optimizer` does not own {len(missing)} parameters of the model's selective "
+            f"layers, the first {missing[0]!r}: build it after sc.convert, "
+            "from sc.param_groups(model) or model.parameters()."
+        )
+
+
+def check_state_by_parameter(optimizer: torch.optim.Optimizer | None) -> None:
+    """Refuse state that one parameter keeps for all of them, such as LBFGS's flat vectors.
+
+    Raises:
+        AllocationError: there is such state.
+    """
+    for parameter, state in {} if optimizer is None else optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.numel() > parameter.numel():
+                raise _refusal(optimizer, parameter, key, value)
+
+
+def state_of_slots(optimizer: torch.optim.Optimizer | None, layer: SelectConvNd) -> list[Tensor]:
+    """Collect what holds something of each slot: per-element state and pending gradients.
+
+    Raises:
+        AllocationError: state of another shape, which cannot be cleared for a slot.
+    """
+    found = []
+    for parameter in layer.slot_parameters():
+        if parameter.grad is not None:
+            found.append(parameter.grad)
+        state = {} if optimizer is None else optimizer.state.get(parameter, {})
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                found.append(value)
+            elif _has_more_than_a_number(value):
+                raise _refusal(optimizer, parameter, key, value)
+    return found
+
+
+def _refusal(
+    optimizer: torch.optim.Optimizer | None, parameter: Tensor, key: str, value: object
+) -> AllocationError:
+    shape = tuple(value.shape) if isinstance(value, Tensor) else "none of its own"
+    return AllocationError(
+        f"{type(optimizer).__name__} keeps its state {key!r} in shape {shape} for a "
+        f"parameter of shape {tuple(parameter.shape)}, so it cannot be cleared for a re-opened "
+        "slot: use an optimizer with state for each element (SGD, Adam, AdamW, ...)."
+    )
+
+
+def _has_more_than_a_number(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() > 1
+    if isinstance(value, Mapping):
+        return any(_has_more_than_a_number(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return any(isinstance(item, Tensor) for item in value)
+    return False

@@ -1,0 +1,50 @@
+"""The optimizer's parameter groups: the paper decays spatial shifts less than all else."""
+
+from typing import Any
+
+from torch import nn
+
+from selectconv.checks import check_non_negative
+from selectconv.core.layer import SelectConvNd
+
+
+def param_groups(
+    model: nn.Module, weight_decay: float = 1e-4, shift_weight_decay: float = 1e-5
+) -> list[dict[str, Any]]:
+    """Group a model's trainable parameters for any torch optimizer.
+
+    Args:
+        model: any model, selective or plain.
+        weight_decay: of everything but the shifts.
+        shift_weight_decay: of the shifts of selective layers (supplement B.1).
+
+    Returns:
+        One group, and a second one if there are shifts.
+
+    Raises:
+        TypeError, ValueError: a negative or non-finite weight decay, or nothing to train.
+
+    Example:
+        >>> import torch
+        >>> [len(group["params"]) for group in param_groups(torch.nn.Linear(2, 3))]
+        [2]
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
+    check_non_negative("weight_decay", weight_decay)
+    check_non_negative("shift_weight_decay", shift_weight_decay)
+    shift_ids = {
+        id(layer.shift)
+        for layer in model.modules()
+        if isinstance(layer, SelectConvNd) and layer.shift is not None
+    }
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trained:
+        raise ValueError("`model` has no parameters that require a gradient.")
+    others = [parameter for parameter in trained if id(parameter) not in shift_ids]
+    shifts = [parameter for parameter in trained if id(parameter) in shift_ids]
+    groups = [
+        {"params": others, "weight_decay": weight_decay},
+        {"params": shifts, "weight_decay": shift_weight_decay},
+    ]
+    return [group for group in groups if group["params"]]

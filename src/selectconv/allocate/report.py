@@ -1,0 +1,55 @@
+"""What a step of an allocator did, or would do."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from selectconv.core.allocation import AllocationPlan
+
+
+@dataclass(frozen=True)
+class AllocationReport:
+    """What a step did, or would do: false when nothing changed.
+
+    Attributes:
+        epoch: the epoch of a scheduled step; None for one on demand.
+        plan: the plan itself, which `ChannelAllocator.apply` carries out on a copy of the model.
+        smallest_gamma: of a preview: the smallest gamma at which the next step would close a slot;
+            None: no slot can be closed, or the report is not a preview.
+
+    Example:
+        >>> plan = AllocationPlan.from_dict({"conv": {"closed": [2, 5], "opened": [[2, 0, None]]}})
+        >>> report = AllocationReport(epoch=7, plan=plan)
+        >>> report.deallocated, report.reallocated
+        ({'conv': [2, 5]}, {'conv': [2]})
+        >>> print(report)
+        epoch 7: 2 slots de-allocated, 1 re-allocated in 1 layers
+    """
+
+    epoch: int | None
+    plan: AllocationPlan
+    smallest_gamma: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a row of a log, which `json` can write and `ChannelAllocator.replay` can read."""
+        return {"epoch": self.epoch, "layers": self.plan.to_dict()}
+
+    @property
+    def deallocated(self) -> dict[str, list[int]]:
+        """The closed slots of each layer that closed any."""
+        return {name: plan.closed.tolist() for name, plan in self.plan if len(plan.closed)}
+
+    @property
+    def reallocated(self) -> dict[str, list[int]]:
+        """The re-opened slots of each layer that re-opened any."""
+        return {name: plan.opened.tolist() for name, plan in self.plan if len(plan.opened)}
+
+    def __bool__(self) -> bool:
+        return bool(self.plan)
+
+    def __str__(self) -> str:
+        closed = sum(map(len, self.deallocated.values()))
+        opened = sum(map(len, self.reallocated.values()))
+        layers = len(self.plan.layers)
+        when = "" if self.epoch is None else f"epoch {self.epoch}: "
+        acts = "" if self.smallest_gamma is None else f"; acts from gamma {self.smallest_gamma:.2g}"
+        return f"{when}{closed} slots de-allocated, {opened} re-allocated in {layers} layers{acts}"

@@ -1,0 +1,1 @@
+"""Measurements: ratios of ours to the plain way, side by side in one run."""

@@ -1,0 +1,140 @@
+"""The measurements behind `selectconv bench`: a step, an evaluation, a pass, the data."""
+
+import copy
+import time
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from selectconv.allocate.allocator import ChannelAllocator
+from selectconv.allocate.param_groups import param_groups
+from selectconv.bench.data import bench_data
+from selectconv.bench.interleave import in_turn, row
+from selectconv.bench.selective_cost import measure_growth, measure_memory, measure_selective
+from selectconv.core.layer import SelectConvNd
+from selectconv.data.image_set import ImageSet
+from selectconv.data.registry import Splits, dataset_info
+from selectconv.train.config import resolve
+from selectconv.train.loop import Batches, Training, build_fabric
+from selectconv.zoo import create_model
+
+_BATCH = 64
+_STEPS = 2  # a repeat: long enough to time, short enough to alternate often
+_WEAK = 0.3
+
+
+class _Silent:
+    """A display that shows nothing."""
+
+    def batches(self, loader: Any, epoch: int, what: str) -> Batches:
+        """Pass the batches through."""
+        batches: Batches = loader.epoch(epoch)
+        return batches
+
+    def epoch_done(self, row: dict[str, Any], report: Any) -> None:
+        """Show nothing."""
+
+
+def measure_step(repeats: int, compile: bool = False) -> list[dict[str, Any]]:
+    """Measure a training step of DenseNet-40: the trainer's, and what selectivity costs.
+
+    With `compile`, the trainer's side alone, compiled.
+    """
+    rows = _measure_trainer(repeats, compile)
+    if compile:
+        return rows
+    return [*rows, *measure_selective(repeats), *measure_memory(), *measure_growth(repeats)]
+
+
+def measure_step_of(model: str, repeats: int, image_size: int) -> list[dict[str, Any]]:
+    """Measure what selectivity costs a training step of any network."""
+    return measure_selective(repeats, model=model, image_size=image_size)
+
+
+def measure_infer_of(model: str, repeats: int, image_size: int) -> list[dict[str, Any]]:
+    """Measure what selectivity costs an evaluation of any network."""
+    return measure_selective(repeats, training=False, model=model, image_size=image_size)
+
+
+def _measure_trainer(repeats: int, compile: bool) -> list[dict[str, Any]]:
+    """Time DenseNet-40's training: `selectconv train --method plain` against a plain loop.
+
+    The plain loop is what one writes first: eager, NCHW, the same network, optimizer and images,
+    already augmented. The trainer's side includes its data pipeline.
+    """
+    torch.manual_seed(0)
+    info = dataset_info("cifar10")
+    images = torch.randint(256, (_BATCH * _STEPS, *info.shape), dtype=torch.uint8)
+    labels = torch.randint(info.num_classes, (len(images),))
+    splits = Splits(info, ImageSet(images, labels), ImageSet(images, labels))
+    settings = {"method": "plain", "data": "cifar10", "device": "cpu", "batch_size": _BATCH}
+    config = resolve({**settings, "compile": compile})
+    training = Training(config, build_fabric(config), splits)
+
+    model = create_model("densenet40")
+    optimizer = torch.optim.SGD(param_groups(model), lr=0.1, momentum=0.9, nesterov=True)
+    batches = list(training.train_loader.epoch(0))
+    batches = [(images.contiguous(), labels) for images, labels in batches]
+
+    def plain_loop() -> None:
+        model.train()
+        for x, y in batches:
+            loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    def trainer() -> None:
+        training.train_epoch(0, _Silent())
+
+    command = "selectconv train --method plain" + (" --compile" if compile else "")
+    plain, ours = in_turn([plain_loop, trainer], repeats)
+    speedups = [slow / fast for slow, fast in zip(plain, ours, strict=True)]
+    return [
+        row("step", "trainer: plain eager NCHW loop", [t / _STEPS * 1e3 for t in plain], "ms"),
+        row("step", f"trainer: {command}", [t / _STEPS * 1e3 for t in ours], "ms"),
+        row("step", "trainer: speed over the plain loop", speedups, "x"),
+    ]
+
+
+def measure_infer(repeats: int) -> list[dict[str, Any]]:
+    """Time DenseNet-40's evaluation: selective against plain."""
+    return measure_selective(repeats, training=False)
+
+
+def measure_alloc(repeats: int) -> list[dict[str, Any]]:
+    """Time one de- and re-allocation pass over DenseNet-BC-190 with 30% weak slots."""
+    model = create_model("densenet_bc190", selective=True)
+    generator = torch.Generator().manual_seed(0)
+    for layer in model.modules():
+        if isinstance(layer, SelectConvNd):
+            slots = torch.randperm(layer.in_channels, generator=generator)
+            with torch.no_grad():
+                layer.weight[:, slots[: int(_WEAK * layer.in_channels)]] *= 1e-9
+    seconds = []
+    for repeat in range(repeats + 1):
+        fresh = copy.deepcopy(model)
+        optimizer = torch.optim.SGD(param_groups(fresh), lr=0.1, momentum=0.9)
+        for parameter in fresh.parameters():
+            optimizer.state[parameter]["momentum_buffer"] = torch.ones_like(parameter)
+        allocator = ChannelAllocator(fresh, optimizer, total_epochs=2, max_copies=None)
+        started = time.perf_counter()
+        report = allocator.step(0)
+        if repeat:  # the first one warms up
+            seconds.append(time.perf_counter() - started)
+    closed = sum(map(len, report.deallocated.values()))
+    opened = sum(map(len, report.reallocated.values()))
+    case = f"DenseNet-BC-190, {closed} slots closed, {opened} re-opened"
+    return [row("alloc", case, seconds, "s")]
+
+
+def measure_data(repeats: int) -> list[dict[str, Any]]:
+    """Compare whole-batch augmentation on the device with the same through PIL, image by image."""
+    result = bench_data(repeats=repeats)
+    ratio = [result.ratio_min, result.ratio, result.ratio_max]
+    return [
+        row("data", "whole batches", [result.images_per_second], "images/s"),
+        row("data", "image by image through PIL", [result.pil_images_per_second], "images/s"),
+        {**row("data", "whole batches over PIL", ratio, "x"), "n": repeats},
+    ]

@@ -1,0 +1,198 @@
+"""Any CNN in, selective layers swapped in place."""
+
+import logging
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from selectconv.checks import check_choice, check_count
+from selectconv.conversion.eligibility import (
+    MIN_CHANNELS,
+    SELECTIVE,
+    Seen,
+    unwrapped,
+    weight_owners,
+    why_not,
+    why_not_here,
+)
+from selectconv.conversion.input_mean import Graph, trace
+from selectconv.core.layer import SelectConvNd
+from selectconv.core.mean_source import MeanSource, ObservedMean
+from selectconv.errors import ConversionError, SelectConvWarning
+from selectconv.trace.example import as_arguments, evaluating
+
+_log = logging.getLogger(__name__)
+
+REALLOCS = ("all", "pointwise", "none")
+_PARALLEL_WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
+
+
+def convert(
+    model: nn.Module,
+    example_input: Any = None,
+    *,
+    where: Callable[[str, nn.Module], bool] | None = None,
+    min_channels: int = MIN_CHANNELS,
+    realloc: str = "all",
+) -> nn.Module:
+    """Swap a model's eligible convs for selective ones, in place; its outputs stay as they are.
+
+    Eligible is what is exactly a torch Conv1d, Conv2d or Conv3d with a weight of its own, has at
+    least `min_channels` inputs, is reached by the forward, is not depthwise, is not seen to work on
+    1x1 maps only, and is not fed with raw input. E[X] comes from the closed form where the model's
+    graph shows batch norm -> activation -> conv, also through concatenation, dropout, average
+    pooling, upsampling, zero-padded, split and shuffled channels; everywhere else it is observed in
+    training. `sc.describe(model)` lists the outcome.
+
+    Args:
+        model: any model. Hooks, training flag, device and dtype are kept. What `torch.compile`
+            wrapped is converted inside; convert before wrapping for data parallelism.
+        example_input: a tensor, or a tuple of arguments, or a dict of keyword arguments, to see the
+            sizes of maps, which convs work on raw input, and the parts of a model that cannot be
+            traced as a whole; it runs in evaluation mode. Optional.
+        where: `where(name, conv)` chooses among the eligible convs.
+        min_channels: convs with fewer inputs stay plain.
+        realloc: "all" convs re-allocate, only 1x1 convs do ("pointwise"), or none ("none").
+
+    Returns:
+        The same model object.
+
+    Raises:
+        ConversionError: nothing to convert, the model fails on `example_input`, or is wrapped for
+            data parallelism; the model was left as it was.
+        TypeError, ValueError: an argument that is not accepted.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> model = nn.Sequential(
+        ...     nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 1)
+        ... )
+        >>> type(convert(model, torch.randn(1, 3, 8, 8))[3]).__name__
+        'SelectConv2d'
+    """
+    root = unwrapped(model)
+    if type(root).__name__ in _PARALLEL_WRAPPERS:
+        raise ConversionError(
+            f"`model` is wrapped in {type(root).__name__}, which would not see the new parameters: "
+            "convert the model itself, then wrap it."
+        )
+    check_count("min_channels", min_channels, 1)
+    check_choice("realloc", realloc, REALLOCS)
+    with torch.random.fork_rng(_cuda_devices(root)):  # a forward may draw
+        run = None if example_input is None else _watch(root, example_input)
+        graph = trace(root, None if run is None else run.calls)
+    seen = {} if run is None else run.convs
+    if graph.failure is not None:
+        _log.info(
+            "the model cannot be traced, so means that no part of it shows are observed: %s",
+            graph.failure,
+        )
+    owners = weight_owners(root)
+    chosen: dict[str, nn.Module] = {}
+    refused: dict[str, str] = {}
+    for name, conv in root.named_modules():
+        if not isinstance(conv, _ConvNd) or isinstance(conv, SelectConvNd):
+            continue
+        reason = why_not(conv, min_channels)
+        if conv is root:
+            reason = "is the model itself: use its SelectConv class's from_conv"
+        reason = reason or why_not_here(conv, graph, seen.get(id(conv)), owners)
+        if reason is None and where is not None and not where(name, conv):
+            reason = "left out by `where`"
+        if reason is None:
+            chosen[name] = conv
+        else:
+            refused[name] = reason
+    if not chosen:
+        if any(isinstance(module, SelectConvNd) for module in root.modules()):
+            message = "the model is converted already; nothing was changed."
+            warnings.warn(message, SelectConvWarning, stacklevel=2)
+            return model
+        raise ConversionError(_nothing_chosen(refused))
+    layers = {
+        id(conv): SELECTIVE[type(conv)].from_conv(
+            conv, reallocate=_may_reallocate(conv, realloc), mean=_mean_source(conv, graph)
+        )
+        for conv in chosen.values()
+    }
+    for name, reason in refused.items():
+        root.get_submodule(name)._selectconv_skipped = reason  # type: ignore[assignment]
+    for parent in list(root.modules()):
+        for child, conv in list(parent._modules.items()):
+            if id(conv) in layers:  # a shared conv becomes one shared layer
+                parent._modules[child] = layers[id(conv)]
+    return model
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What running the example input showed, by `id(module)`.
+
+    Attributes:
+        convs: the convs that it reached.
+        calls: how often each module was called.
+    """
+
+    convs: dict[int, Seen]
+    calls: dict[int, int]
+
+
+def _watch(model: nn.Module, example_input: Any) -> _Run:
+    """Run the example input and watch what is called, and what reaches each conv."""
+    args, kwargs = as_arguments(example_input)
+    raw = {id(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)}
+    run = _Run({}, {})
+
+    def watch(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        run.calls[id(module)] = run.calls.get(id(module), 0) + 1
+        if not isinstance(module, _ConvNd):
+            return
+        x = inputs[0] if inputs else keywords["input"]
+        before = run.convs.get(id(module), Seen())
+        is_point = all(size == 1 for size in x.shape[2:])
+        run.convs[id(module)] = Seen(before.only_points and is_point, before.is_raw or id(x) in raw)
+
+    handles = [
+        module.register_forward_pre_hook(watch, with_kwargs=True) for module in model.modules()
+    ]
+    try:
+        with torch.no_grad(), evaluating(model):
+            model(*args, **kwargs)
+    except Exception as error:
+        raise ConversionError(f"`example_input`: the model fails on it with {error}") from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    return run
+
+
+def _cuda_devices(model: nn.Module) -> list[int]:
+    devices = {parameter.device for parameter in model.parameters()}
+    return sorted(device.index for device in devices if device.type == "cuda")
+
+
+def _may_reallocate(conv: nn.Module, realloc: str) -> bool:
+    assert isinstance(conv, _ConvNd)
+    is_pointwise = all(size == 1 for size in conv.kernel_size)
+    return realloc == "all" or (realloc == "pointwise" and is_pointwise)
+
+
+def _mean_source(conv: nn.Module, graph: Graph) -> MeanSource:
+    shown = graph.inputs.get(id(conv))
+    return ObservedMean() if shown is None or shown.source is None else shown.source
+
+
+def _nothing_chosen(refused: dict[str, str]) -> str:
+    if not refused:
+        return "`model` has no convolutions to convert."
+    reasons = "; ".join(f"{name or '(model)'}: {why}" for name, why in list(refused.items())[:5])
+    more = f" and {len(refused) - 5} more" if len(refused) > 5 else ""
+    if any(why == "left out by `where`" for why in refused.values()):
+        return f"`where` left out every eligible conv of the {len(refused)}: {reasons}{more}."
+    return f"none of the {len(refused)} convs is eligible: {reasons}{more}."

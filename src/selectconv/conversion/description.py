@@ -1,0 +1,138 @@
+"""A table of a model's convs: their source of E[X], or why they are plain; and their slots."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import UninitializedParameter
+
+from selectconv.conversion.eligibility import MIN_CHANNELS, unwrapped, why_not
+from selectconv.core.kernels import describe_path
+from selectconv.core.layer import SelectConvNd
+from selectconv.errors import MeanSourceError
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class ConvRow:
+    """One conv of a model, as `describe` shows it.
+
+    Attributes:
+        name: its dotted name.
+        shape: its weight's shape (O, I / groups, ...).
+        source: where E[X] comes from; None: the conv is not selective.
+        skipped: why the conv is not selective; None: it is.
+        open: open slots, re-allocated ones included.
+        closed: closed slots.
+        moved: open slots that were re-allocated.
+        smallest_gamma: the smallest gamma that would close a slot now; None: unknown, or none.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    source: str | None
+    skipped: str | None
+    open: int
+    closed: int
+    moved: int
+    smallest_gamma: float | None
+
+
+class Description(tuple[ConvRow, ...]):
+    """The rows of `describe`, which print as a table.
+
+    Attributes:
+        path: how the selective layers compute in eager mode where the model is: a kernel, or why
+            there is none.
+    """
+
+    path: str
+
+    def __str__(self) -> str:
+        table = [
+            (
+                "conv",
+                "weight",
+                "E[X] or why it is plain",
+                "open",
+                "closed",
+                "moved",
+                "acts from gamma",
+            )
+        ]
+        for row in self:
+            gamma = "-" if row.smallest_gamma is None else f"{row.smallest_gamma:.2g}"
+            counts = (
+                ("-", "-", "-") if row.skipped else (str(row.open), str(row.closed), str(row.moved))
+            )
+            why = f"plain: {row.skipped}" if row.skipped else str(row.source)
+            table.append(
+                (row.name or "(model)", "x".join(map(str, row.shape)), why, *counts, gamma)
+            )
+        widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if column < 3 else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in table
+        ]
+        selective = [row for row in self if not row.skipped]
+        closed, moved = sum(row.closed for row in selective), sum(row.moved for row in selective)
+        slots = sum(row.open + row.closed for row in selective)
+        lines.append(
+            f"{len(selective)} of {len(self)} convs selective; "
+            f"of {slots} slots {closed} closed, {moved} re-allocated"
+        )
+        if selective:
+            lines[-1] += f"; eager mode runs on {self.path}"
+        return "\n".join(lines)
+
+
+def describe(model: nn.Module) -> Description:
+    """List every conv of a model: its source of E[X] or why it is plain, and its allocation.
+
+    Example:
+        >>> import selectconv as sc
+        >>> rows = describe(sc.create_model("densenet40", selective=True))
+        >>> len(rows), rows[0].skipped, rows[1].source
+        (37, '3 inputs, fewer than min_channels=8', 'batch norm + relu')
+    """
+    rows = []
+    for name, conv in unwrapped(model).named_modules():
+        if not isinstance(conv, _ConvNd):
+            continue
+        is_lazy = isinstance(conv.weight, UninitializedParameter)
+        shape = () if is_lazy else tuple(conv.weight.shape)
+        if not isinstance(conv, SelectConvNd):
+            why = (
+                getattr(conv, "_selectconv_skipped", None)
+                or why_not(conv, MIN_CHANNELS)
+                or "not converted"
+            )
+            rows.append(ConvRow(name, shape, None, str(why), conv.in_channels, 0, 0, None))
+            continue
+        try:
+            gamma = conv.smallest_gamma()
+        except MeanSourceError:
+            gamma = None
+        is_open = int(conv.gate.sum())
+        rows.append(
+            ConvRow(
+                name=name,
+                shape=shape,
+                source="none: set `mean_source`"
+                if conv.mean_source is None
+                else repr(conv.mean_source),
+                skipped=None,
+                open=is_open,
+                closed=conv.in_channels - is_open,
+                moved=int((conv.moved & conv.gate).sum()),
+                smallest_gamma=gamma,
+            )
+        )
+    description = Description(rows)
+    description.path = describe_path(next((p.device for p in model.parameters()), _CPU))
+    return description

@@ -1,0 +1,125 @@
+"""Compile and load the C kernel, once a machine: about a second with any C compiler, or not at all.
+
+The source is plain C without torch's headers, so a compiler takes a second for it, and the wheel
+stays pure. The library goes into the user's cache, named after the source and the instruction set.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import torch
+
+_COMPILERS = ("cc", "gcc", "clang")
+_TIMEOUT_S = 60
+# Each must be a set of instructions for which torch itself has kernels.
+_INSTRUCTIONS = {"AVX512": "-march=x86-64-v4", "AVX2": "-march=x86-64-v3"}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The loaded library, or why there is none.
+
+    Attributes:
+        library: the functions of select.c; None: they cannot be had here.
+        about: one line for people: how it was built, or the reason.
+    """
+
+    library: ctypes.CDLL | None
+    about: str
+
+
+@functools.cache
+def load_kernel() -> Kernel:
+    """Load the C kernel, compiling it first where this machine has not done so yet."""
+    compiler = _find_compiler()
+    capability = torch.backends.cpu.get_cpu_capability()
+    source = resources.files("selectconv.core.kernels").joinpath("select.c").read_bytes()
+    # No float operation traps: without this the compiler may not vectorise a comparison.
+    flags = ["-O3", "-std=c11", "-fPIC", "-fno-trapping-math", "-fno-math-errno"]
+    flags += _instruction_flags(capability)
+    # Threads come from the OpenMP that torch has loaded: a second one would fight for cores.
+    for threads in (["-fopenmp"], ["-fopenmp-simd"], []):
+        key = hashlib.sha256(b"\0".join([source, *(flag.encode() for flag in flags + threads)]))
+        name = f"select-{platform.system()}-{platform.machine()}-{key.hexdigest()[:16]}.so".lower()
+        how = f"C kernel, {capability}, {'threads' if '-fopenmp' in threads else 'one thread'}"
+        try:
+            path = _cache_folder() / name
+            if not path.exists():
+                if compiler is None:
+                    return Kernel(None, f"no C compiler ({', '.join(_COMPILERS)}) found")
+                _compile(compiler, source, flags + threads, path)
+            return Kernel(_declare(ctypes.CDLL(str(path))), how)
+        except (OSError, subprocess.SubprocessError) as error:
+            failure = str(error).splitlines()[0]
+    return Kernel(None, f"the C kernel cannot be built or loaded: {failure}")
+
+
+def _find_compiler() -> str | None:
+    if platform.system() == "Windows":
+        return None  # select.c is built as a POSIX shared library
+    chosen = os.environ.get("CC")
+    names = (chosen, *_COMPILERS) if chosen else _COMPILERS
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+def _instruction_flags(capability: str) -> list[str]:
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return [_INSTRUCTIONS[capability]] if is_x86 and capability in _INSTRUCTIONS else []
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base) / "selectconv" / "kernels"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return Path(_own_folder().name)
+
+
+@functools.cache
+def _own_folder() -> "tempfile.TemporaryDirectory[str]":
+    """Where no cache can be written: a folder that lives as long as the process."""
+    return tempfile.TemporaryDirectory(prefix="selectconv-")
+
+
+def _compile(compiler: str, source: bytes, flags: list[str], path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        code, unit, library = (Path(folder) / name for name in ("s.c", "s.o", "s.so"))
+        code.write_bytes(source)
+        _run([compiler, *flags, "-c", str(code), "-o", str(unit)])
+        # Linked without OpenMP: its functions are found in the library that torch has loaded.
+        _run([compiler, "-shared", str(unit), "-o", str(library), "-lm"])
+        library.replace(path)  # whole or not at all, whoever else builds it now
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    if done.returncode != 0:
+        said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[0]
+        raise OSError(f"{Path(command[0]).name}: {said}")
+
+
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    pointer = ctypes.c_void_p
+    for name, arguments in (
+        ("channel_moments", 4),
+        ("select_forward", 6),
+        ("select_backward", 10),
+        ("norm_backward", 7),
+    ):
+        function = getattr(library, name)
+        function.argtypes = [pointer] * arguments
+        function.restype = None if name == "norm_backward" else ctypes.c_int
+    return library

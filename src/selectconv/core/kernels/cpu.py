@@ -1,0 +1,288 @@
+"""SelectChannel on the CPU in C, alone or fused with the batch norm and ReLU before it.
+
+Autograd sees one operation with a hand-written backward: no scatter, no atomics, deterministic.
+"""
+
+import ctypes
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from selectconv.core.kernels.build import load_kernel
+from selectconv.core.kernels.switch import is_simple, is_watched
+from selectconv.core.shift import reroute
+
+_BAD_INDEX = 2  # of select.c
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("images", "channels", "height", "width", "slots")),
+        *((name, ctypes.c_int32) for name in ("channels_last", "axes", "relu", "threads", "adds")),
+    ]
+
+
+class _Allocation(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p) for name in ("gate", "shifted", "index", "shift")]
+
+
+def can_run(x: Tensor) -> bool:
+    """Tell whether the C kernel serves this input, here and now.
+
+    Only float32 with one or two dense spatial axes, and nothing that watches single operations.
+    """
+    return (
+        type(x) in (Tensor, torch.nn.Parameter)
+        and not is_simple()
+        and not is_watched()
+        and x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and x.ndim in (3, 4)
+        and x.numel() > 0
+        and (x.is_contiguous() or _is_channels_last(x))
+        and load_kernel().library is not None
+    )
+
+
+def select(x: Tensor, gate: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor) -> Tensor:
+    """Rebuild the open slots of an input: (N, open slots, ...), in the order of the slots.
+
+    `selectconv.core.shift.reroute(x, index, shift, shifted)[:, gate]`, without checks.
+    """
+    return _Select.apply(x, None, None, shift, gate, index, shifted, None)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def tap(
+    x: Tensor, gate: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return `x` and `select(x, ...)`, whose gradient is added into that of the `x` returned.
+
+    For few slots, it saves a pass over the whole gradient. The `x` returned must be used by one
+    operation alone, which makes a gradient of its own.
+    """
+    return _Tap.apply(x, shift, gate, index, shifted)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def norm_relu_select(
+    x: Tensor,
+    norm: "torch.nn.modules.batchnorm._BatchNorm",
+    gate: Tensor,
+    index: Tensor,
+    shift: Tensor | None,
+    shifted: Tensor,
+) -> Tensor:
+    """Compute `select(relu(norm(x)), ...)` in one pass over `x`; updates the norm's statistics."""
+    if norm.training or norm.running_mean is None or norm.running_var is None:
+        mean, var = _moments(x)
+        _update_running(norm, mean, var, x.numel() // x.shape[1])
+    else:
+        mean, var = norm.running_mean, norm.running_var
+    statistics = (mean, torch.rsqrt(var + norm.eps), norm.eps, mean is not norm.running_mean)
+    return _Select.apply(x, norm.weight, norm.bias, shift, gate, index, shifted, statistics)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Select(torch.autograd.Function):
+    """Inputs: x, batch norm's weight and bias, shift; then what has no derivative."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        bn_weight: Tensor | None,
+        bn_bias: Tensor | None,
+        shift: Tensor | None,
+        gate: Tensor,
+        index: Tensor,
+        shifted: Tensor,
+        statistics: tuple[Tensor, Tensor, float, bool] | None,
+    ) -> Tensor:
+        gate, index, shifted = gate.contiguous(), index.contiguous(), shifted.contiguous()
+        shift = None if shift is None else shift.to(torch.float32).contiguous()
+        scale = offset = mean = inverse = None
+        ctx.eps, ctx.is_batch = 0.0, False
+        if statistics is not None:
+            assert bn_weight is not None
+            assert bn_bias is not None
+            mean, inverse, ctx.eps, ctx.is_batch = statistics
+            scale = bn_weight * inverse
+            offset = torch.addcmul(bn_bias, mean, scale, value=-1)
+        out = torch.empty(_slots_shape(x, int(gate.sum())), dtype=x.dtype, memory_format=_format(x))
+        shape, allocation = _describe(x, gate, index, shift, shifted, scale is not None)
+        _check(
+            load_kernel().library.select_forward(  # type: ignore[union-attr]
+                ctypes.byref(shape), ctypes.byref(allocation), *_pointers(x, scale, offset, out)
+            )
+        )
+        ctx.save_for_backward(
+            x, bn_weight, bn_bias, shift, gate, index, shifted, scale, offset, mean, inverse
+        )
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, bn_weight, bn_bias, shift, gate, index, shifted = ctx.saved_tensors[:7]
+        scale, offset, mean, inverse = ctx.saved_tensors[7:]
+        if torch.is_grad_enabled():  # a derivative of this derivative is wanted
+            inputs = (x, bn_weight, bn_bias, shift)
+            out = _definition(ctx, *inputs, gate, index, shifted, mean, inverse)
+            wanted = [
+                tensor
+                for tensor, needed in zip(inputs, ctx.needs_input_grad, strict=False)
+                if needed
+            ]
+            grads = iter(
+                torch.autograd.grad(
+                    out, wanted, grad, create_graph=True, allow_unused=True, materialize_grads=True
+                )
+            )
+            return (*(next(grads) if n else None for n in ctx.needs_input_grad[:4]), *[None] * 4)
+        grad = grad.contiguous(memory_format=_format(x))
+        grad_x = torch.empty_like(x)
+        grad_shift = None if shift is None else torch.empty_like(shift)
+        sums = None if scale is None else x.new_empty(x.shape[1], 2)
+        shape, allocation = _describe(x, gate, index, shift, shifted, scale is not None)
+        library = load_kernel().library
+        assert library is not None
+        _check(
+            library.select_backward(
+                ctypes.byref(shape),
+                ctypes.byref(allocation),
+                *_pointers(x, scale, offset, mean, grad, grad_x, sums, grad_shift),
+            )
+        )
+        grad_weight = grad_bias = None
+        if sums is not None:
+            grad_bias, grad_weight = sums[:, 0], sums[:, 1] * inverse
+            lift = tilt = torch.zeros_like(scale)
+            if ctx.is_batch:  # the batch's own statistics depend on x as well
+                count = x.numel() // x.shape[1]
+                lift, tilt = grad_bias / count, grad_weight * inverse / count
+            library.norm_backward(
+                ctypes.byref(shape), *_pointers(x, scale, mean, lift, tilt, grad_x)
+            )
+        return grad_x, grad_weight, grad_bias, grad_shift, None, None, None, None
+
+
+class _Tap(torch.autograd.Function):
+    """Inputs: x, shift; then what has no derivative."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, shift: Tensor | None, gate: Tensor, index: Tensor, shifted: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, shift, gate, index, shifted)
+        return x.view_as(x), select(x, gate, index, shift, shifted)
+
+    @staticmethod
+    def backward(ctx: Any, grad_x: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, shift, gate, index, shifted = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a derivative of this derivative is wanted
+            out = _definition(ctx, x, None, None, shift, gate, index, shifted, None, None)
+            inputs = [tensor for tensor in (x, shift) if tensor is not None]
+            grads = torch.autograd.grad(
+                out, inputs, grad, create_graph=True, allow_unused=True, materialize_grads=True
+            )
+            return grad_x + grads[0], (None if shift is None else grads[1]), None, None, None
+        grad = grad.contiguous(memory_format=_format(x))
+        grad_x = grad_x.contiguous(memory_format=_format(x))
+        grad_shift = None if shift is None else torch.empty_like(shift)
+        shape, allocation = _describe(x, gate, index, shift, shifted, relu=False, adds=True)
+        _check(
+            load_kernel().library.select_backward(  # type: ignore[union-attr]
+                ctypes.byref(shape),
+                ctypes.byref(allocation),
+                *_pointers(x, None, None, None, grad, grad_x, None, grad_shift),
+            )
+        )
+        return grad_x, grad_shift, None, None, None
+
+
+def _definition(
+    ctx: Any,
+    x: Tensor,
+    bn_weight: Tensor | None,
+    bn_bias: Tensor | None,
+    shift: Tensor | None,
+    gate: Tensor,
+    index: Tensor,
+    shifted: Tensor,
+    mean: Tensor | None,
+    inverse: Tensor | None,
+) -> Tensor:
+    """The same in torch's operations, which can be differentiated again."""
+    if mean is not None and inverse is not None:
+        if ctx.is_batch:
+            x = F.batch_norm(x, None, None, bn_weight, bn_bias, training=True, eps=ctx.eps)
+        else:
+            var = inverse.pow(-2) - ctx.eps
+            x = F.batch_norm(x, mean, var, bn_weight, bn_bias, eps=ctx.eps)
+        x = F.relu(x)
+    slots = gate.nonzero().flatten()
+    return reroute(x, index, shift, None if shift is None else shifted).index_select(1, slots)
+
+
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    mean, var = x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
+    shape = _Shape(*_sizes(x), 0, not x.is_contiguous(), x.ndim - 2, 0, torch.get_num_threads(), 0)
+    library = load_kernel().library
+    assert library is not None
+    _check(library.channel_moments(ctypes.byref(shape), *_pointers(x, mean, var)))
+    return mean, var
+
+
+@torch.no_grad()
+def _update_running(
+    norm: "torch.nn.modules.batchnorm._BatchNorm", mean: Tensor, var: Tensor, count: int
+) -> None:
+    if norm.running_mean is None or norm.running_var is None or not norm.track_running_stats:
+        return
+    assert norm.num_batches_tracked is not None
+    norm.num_batches_tracked.add_(1)
+    weight = norm.momentum if norm.momentum is not None else 1.0 / float(norm.num_batches_tracked)
+    norm.running_mean.lerp_(mean, weight)
+    norm.running_var.lerp_(var * (count / (count - 1)), weight)  # torch keeps the unbiased one
+
+
+def _describe(
+    x: Tensor,
+    gate: Tensor,
+    index: Tensor,
+    shift: Tensor | None,
+    shifted: Tensor,
+    relu: bool,
+    adds: bool = False,
+) -> tuple[_Shape, _Allocation]:
+    axes, threads = x.ndim - 2, torch.get_num_threads()
+    shape = _Shape(*_sizes(x), len(gate), not x.is_contiguous(), axes, relu, threads, adds)
+    return shape, _Allocation(*_pointers(gate, shifted, index, shift))
+
+
+def _sizes(x: Tensor) -> tuple[int, int, int, int]:
+    height, width = (1, x.shape[2]) if x.ndim == 3 else x.shape[2:]
+    return x.shape[0], x.shape[1], height, width
+
+
+def _pointers(*tensors: Tensor | None) -> list[int | None]:
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+def _slots_shape(x: Tensor, slots: int) -> tuple[int, ...]:
+    return (x.shape[0], slots, *x.shape[2:])
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def _format(x: Tensor) -> torch.memory_format:
+    # Some shapes are both; the kernel then takes them as planes.
+    return torch.contiguous_format if x.is_contiguous() else torch.channels_last
+
+
+def _check(failed: int) -> None:
+    if failed == _BAD_INDEX:
+        raise IndexError("`index` names a channel that the input does not have.")
+    if failed:
+        raise MemoryError("the selective kernel could not get memory for its scratch space.")

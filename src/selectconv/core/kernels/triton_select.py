@@ -1,0 +1,327 @@
+"""SelectChannel on the GPU in Triton: a pass forward, a pass per derivative, no synchronisation.
+
+Autograd sees one operation with a hand-written backward: no scatter, no atomics, deterministic.
+Triton is no dependency: it comes with torch's CUDA builds, and is imported when first asked for.
+"""
+
+import functools
+import importlib
+import os
+import subprocess
+from types import SimpleNamespace
+from typing import Any, no_type_check
+
+import torch
+from torch import Tensor
+
+from selectconv.core.kernels.switch import is_simple, is_watched
+from selectconv.core.shift import reroute
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_OLDEST = (7, 0)  # compute capability: Triton compiles for no GPU before Volta
+_TILE = 1024  # elements that a program holds
+_CHANNELS = 32  # of them, in channels last: neighbours in memory
+_ELEMENTS_A_WARP = 256
+# Triton and the functions that kernels call. Triton looks up the names in a kernel among the
+# module's globals, not in an enclosing function: `_kernels` sets them.
+tl: Any
+find_tile: Any
+split_offset: Any
+read_shift: Any
+tap: Any
+mix: Any
+shift_plane: Any
+store: Any
+
+
+def can_run(x: Tensor) -> bool:
+    """Tell whether the Triton kernel serves this input, here and now.
+
+    Not float64, not three spatial axes, and nothing that watches single operations.
+    """
+    return (
+        type(x) in (Tensor, torch.nn.Parameter)
+        and not is_simple()
+        and not is_watched()
+        and x.dtype in _DTYPES
+        and x.ndim in (3, 4)
+        and x.numel() > 0
+        and find_obstacle(x.device) is None
+    )
+
+
+def find_obstacle(device: torch.device) -> str | None:
+    """Say in a few words why there is no Triton kernel for a device; None: there is one."""
+    # Triton's own switch: kernels then run in Python, on tensors of the CPU too. For tests.
+    return _find_obstacle(device, os.environ.get("TRITON_INTERPRET") == "1")
+
+
+@functools.cache
+def _find_obstacle(device: torch.device, is_interpreted: bool) -> str | None:
+    if device.type != "cuda" and not (is_interpreted and device.type == "cpu"):
+        return f"no kernel for {device.type}"
+    try:
+        driver = importlib.import_module("triton").runtime.driver
+        if is_interpreted:
+            return None
+        driver.active.get_current_target()
+    except ImportError:
+        return "triton is not installed"
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # such as: no C compiler
+        return f"triton cannot be used: {(str(error) or repr(error)).splitlines()[0]}"
+    if torch.version.hip is None and torch.cuda.get_device_capability(device) < _OLDEST:
+        return "the GPU is too old for triton"
+    return None
+
+
+def select(x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | None) -> Tensor:
+    """Compute `core.shift.reroute(x, index, shift, shifted)`, in float32, without checks."""
+    if shift is None or shifted is None:
+        return _Select.apply(x, None, index.contiguous(), None)  # type: ignore[no-any-return, no-untyped-call]
+    allocation = (shift.contiguous(), index.contiguous(), shifted.contiguous())
+    return _Select.apply(x, *allocation)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Select(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, shift: Tensor | None, index: Tensor, shifted: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(x, shift, index, shifted)
+        shape = (x.shape[0], len(index), *x.shape[2:])
+        out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=_format(x))
+        _launch(_kernels().forward, out, (x, index, shift, shifted, out), x, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, shift, index, shifted = ctx.saved_tensors
+        needs_x, needs_shift = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
+        if torch.is_grad_enabled():  # a derivative of this derivative is wanted
+            wanted = [tensor for tensor, n in ((x, needs_x), (shift, needs_shift)) if n]
+            out = reroute(x, index, shift, shifted)
+            grads = iter(
+                torch.autograd.grad(
+                    out, wanted, grad, create_graph=True, allow_unused=True, materialize_grads=True
+                )
+            )
+            return (
+                next(grads) if needs_x else None,
+                next(grads) if needs_shift else None,
+                None,
+                None,
+            )
+        grad_x = grad_shift = None
+        if needs_x:
+            grad_x = torch.empty_like(x)
+            read, readers = torch.sort(index, stable=True)
+            first = torch.searchsorted(read, torch.arange(x.shape[1] + 1, device=x.device))
+            tensors = (grad, readers, first, shift, shifted, grad_x)
+            _launch(_kernels().backward_x, grad_x, tensors, grad, grad_x)
+        if needs_shift:
+            parts = torch.empty((len(x), *shift.shape), dtype=torch.float32, device=x.device)
+            tensors = (x, grad, index, shift, shifted, parts)
+            _launch(_kernels().backward_shift, grad, tensors, x, grad, whole_planes=True)
+            grad_shift = parts.sum(0)
+        return grad_x, grad_shift, None, None
+
+
+def _launch(
+    kernel: Any,
+    tiled: Tensor,
+    tensors: tuple[Tensor | None, ...],
+    *strided: Tensor,
+    whole_planes: bool = False,
+) -> None:
+    """Run a kernel over tiles of `tiled`: a pixel block of some channels of an image each."""
+    images, channels = tiled.shape[:2]
+    height, width = _plane(tiled)
+    channel_block = 1
+    if _format(tiled) == torch.channels_last:
+        channel_block = min(_CHANNELS, _next_power(channels))
+    pixel_block = min(_TILE // channel_block, _next_power(height * width))
+    tiles = images * -(-channels // channel_block)
+    if not whole_planes:
+        tiles *= -(-(height * width) // pixel_block)
+    if tiles == 0:
+        return
+    shift = tensors[-3]
+    with torch.cuda.device_of(tiled):
+        kernel[(tiles,)](
+            *tensors,
+            channels,
+            height,
+            width,
+            *(step for tensor in strided for step in _strides(tensor)),
+            AXES=0 if shift is None else shift.shape[1],
+            PIXELS=pixel_block,
+            CHANNELS=channel_block,
+            num_warps=max(1, pixel_block * channel_block // _ELEMENTS_A_WARP),
+            enable_fp_fusion=False,  # the definition rounds products before it adds them
+        )
+
+
+def _plane(x: Tensor) -> tuple[int, int]:
+    return (1, x.shape[2]) if x.ndim == 3 else (x.shape[2], x.shape[3])
+
+
+def _strides(x: Tensor) -> tuple[int, ...]:
+    return (*x.stride()[:2], 0, x.stride(2)) if x.ndim == 3 else x.stride()
+
+
+def _next_power(count: int) -> int:
+    return 1 << (count - 1).bit_length()
+
+
+def _format(x: Tensor) -> torch.memory_format:
+    # Some shapes are both; the definition then takes them as planes.
+    if x.ndim == 3 or x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last):
+        return torch.contiguous_format
+    return torch.channels_last
+
+
+@functools.cache
+@no_type_check  # what is below is Triton's language, not Python's
+def _kernels() -> SimpleNamespace:
+    global tl, find_tile, split_offset, read_shift, tap, mix, shift_plane, store
+    triton = importlib.import_module("triton")
+    tl = importlib.import_module("triton.language")
+    # By default there is a compilation for each pattern of sizes divisible by 16. Nothing is gained
+    # by it here, and layers differ: one for all takes a second or two.
+    sizes = ["channels", "slots", "height", "width"]
+    sizes += [f"{tensor}_{axis}" for tensor in ("x", "grad", "out") for axis in "nchw"]
+    jit = functools.partial(triton.jit, do_not_specialize=sizes)
+
+    @triton.jit
+    def find_tile(channels, pixels, PIXELS: tl.constexpr, CHANNELS: tl.constexpr):
+        tile = tl.program_id(0)
+        pixel_tiles, channel_tiles = tl.cdiv(pixels, PIXELS), tl.cdiv(channels, CHANNELS)
+        pixel = tile % pixel_tiles * PIXELS + tl.arange(0, PIXELS)[:, None]
+        channel = tile // pixel_tiles % channel_tiles * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+        return (tile // pixel_tiles // channel_tiles).to(tl.int64), channel, pixel
+
+    @triton.jit
+    def split_offset(offset, size, is_shifted):
+        b = tl.load(offset, mask=is_shifted, other=0.0).to(tl.float32)
+        bound = size + 1.0  # from `size` on, the frame is empty
+        b = tl.where(b > bound, bound, tl.where(b < -bound, -bound, b))
+        whole = tl.floor(b)
+        return tl.where(whole == whole, whole, 0.0).to(tl.int32), b - whole  # NaN: the fraction
+
+    @triton.jit
+    def read_shift(shift, shifted, slot, there, height, width, AXES: tl.constexpr):
+        if AXES == 0:
+            is_shifted = there & (slot < 0)
+            down, far_down, right, far_right = 0, 0.0, 0, 0.0
+        else:
+            is_shifted = tl.load(shifted + slot, mask=there, other=0) != 0
+            has_rows = is_shifted & (AXES == 2)
+            down, far_down = split_offset(shift + slot * AXES, height, has_rows)
+            right, far_right = split_offset(shift + slot * AXES + (AXES - 1), width, is_shifted)
+        return is_shifted, down, far_down, right, far_right
+
+    @triton.jit
+    def tap(plane, y, x, height, width, down_step, right_step, there):
+        there = there & (y >= 0) & (y < height) & (x >= 0) & (x < width)
+        at = plane + y.to(tl.int64) * down_step + x.to(tl.int64) * right_step
+        return tl.load(at, mask=there, other=0.0).to(tl.float32)
+
+    @triton.jit
+    def mix(near, far, fraction):
+        return (1 - fraction) * near + fraction * far
+
+    @triton.jit
+    def shift_plane(
+        plane, pixel, height, width, down_step, right_step, there,
+        is_shifted, down, far_down, right, far_right, WAY: tl.constexpr,
+    ):  # fmt: skip
+        # WAY -1 is the transpose: a pixel gathers from those that read it.
+        y, x = pixel // width + WAY * down, pixel % width + WAY * right
+        value = tap(plane, y, x, height, width, down_step, right_step, there)
+        if tl.max(is_shifted.to(tl.int32)) > 0:  # else it is a copy
+            moves = there & is_shifted
+            below = tap(plane, y + WAY, x, height, width, down_step, right_step, moves)
+            beside = tap(plane, y, x + WAY, height, width, down_step, right_step, moves)
+            across = tap(plane, y + WAY, x + WAY, height, width, down_step, right_step, moves)
+            mixed = mix(mix(value, below, far_down), mix(beside, across, far_down), far_right)
+            value = tl.where(is_shifted, mixed, value)
+        return value
+
+    @triton.jit
+    def store(out, image, channel, pixel, width, n, c, h, w, value, there):
+        plane = out + image * n + channel.to(tl.int64) * c
+        at = plane + (pixel // width).to(tl.int64) * h + (pixel % width).to(tl.int64) * w
+        tl.store(at, value.to(out.dtype.element_ty), mask=there)
+
+    @jit
+    def forward(
+        x, index, shift, shifted, out, slots, height, width,
+        x_n, x_c, x_h, x_w, out_n, out_c, out_h, out_w,
+        AXES: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    ):  # fmt: skip
+        image, slot, pixel = find_tile(slots, height * width, PIXELS, CHANNELS)
+        is_shifted, down, far_down, right, far_right = read_shift(
+            shift, shifted, slot, slot < slots, height, width, AXES
+        )
+        plane = x + image * x_n + tl.load(index + slot, mask=slot < slots, other=0) * x_c
+        there = (slot < slots) & (pixel < height * width)
+        value = shift_plane(
+            plane, pixel, height, width, x_h, x_w, there,
+            is_shifted, down, far_down, right, far_right, 1,
+        )  # fmt: skip
+        store(out, image, slot, pixel, width, out_n, out_c, out_h, out_w, value, there)
+
+    @jit
+    def backward_x(
+        grad, readers, first, shift, shifted, grad_x, channels, height, width,
+        grad_n, grad_c, grad_h, grad_w, x_n, x_c, x_h, x_w,
+        AXES: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    ):  # fmt: skip
+        image, channel, pixel = find_tile(channels, height * width, PIXELS, CHANNELS)
+        there = (channel < channels) & (pixel < height * width)
+        begin = tl.load(first + channel, mask=channel < channels, other=0)
+        count = tl.load(first + channel + 1, mask=channel < channels, other=0) - begin
+        total = tl.zeros([PIXELS, CHANNELS], tl.float32)
+        for turn in range(0, tl.max(count)):
+            is_read = turn < count
+            slot = tl.load(readers + begin + turn, mask=is_read, other=0)
+            is_shifted, down, far_down, right, far_right = read_shift(
+                shift, shifted, slot, is_read, height, width, AXES
+            )
+            total += shift_plane(
+                grad + image * grad_n + slot * grad_c, pixel, height, width, grad_h, grad_w,
+                there & is_read, is_shifted, down, far_down, right, far_right, -1,
+            )  # fmt: skip
+        store(grad_x, image, channel, pixel, width, x_n, x_c, x_h, x_w, total, there)
+
+    @jit
+    def backward_shift(
+        x, grad, index, shift, shifted, parts, slots, height, width,
+        x_n, x_c, x_h, x_w, grad_n, grad_c, grad_h, grad_w,
+        AXES: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    ):  # fmt: skip
+        image, slot, start = find_tile(slots, PIXELS, PIXELS, CHANNELS)
+        is_shifted, down, far_down, right, far_right = read_shift(
+            shift, shifted, slot, slot < slots, height, width, AXES
+        )
+        plane = x + image * x_n + tl.load(index + slot, mask=slot < slots, other=0) * x_c
+        grad_plane = grad + image * grad_n + slot.to(tl.int64) * grad_c
+        by_row = tl.zeros([PIXELS, CHANNELS], tl.float32)
+        by_column = tl.zeros([PIXELS, CHANNELS], tl.float32)
+        # Where no slot of the tile is shifted there is nothing to add up.
+        for begin in range(0, tl.max(is_shifted.to(tl.int32)) * height * width, PIXELS):
+            y, x_ = (begin + start) // width, (begin + start) % width
+            g = tap(grad_plane, y, x_, height, width, grad_h, grad_w, is_shifted)
+            y, x_ = y + down, x_ + right
+            own = tap(plane, y, x_, height, width, x_h, x_w, is_shifted)
+            below = tap(plane, y + 1, x_, height, width, x_h, x_w, is_shifted)
+            beside = tap(plane, y, x_ + 1, height, width, x_h, x_w, is_shifted)
+            across = tap(plane, y + 1, x_ + 1, height, width, x_h, x_w, is_shifted)
+            by_row += g * mix(below - own, across - beside, far_right)
+            by_column += g * (mix(beside, across, far_down) - mix(own, below, far_down))
+        at = parts + (image * slots + slot) * AXES
+        if AXES == 2:
+            tl.store(at, tl.sum(by_row, axis=0)[None, :], mask=slot < slots)
+        tl.store(at + (AXES - 1), tl.sum(by_column, axis=0)[None, :], mask=slot < slots)
+
+    return SimpleNamespace(forward=forward, backward_x=backward_x, backward_shift=backward_shift)

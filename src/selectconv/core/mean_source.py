@@ -1,0 +1,328 @@
+"""Where a layer gets E[X] and Var[X] of its input from: batch norm's parameters, or observation."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from selectconv.checks import check_count, check_fraction
+from selectconv.core.ecdm import (
+    Activation,
+    expected_activation,
+    expected_square_activation,
+    is_relu,
+)
+
+
+class BatchNormMean:
+    """E[X] in closed form for an input `act(bn(.))`, under `bn(.) ~ N(bias, weight^2)` (Eq. 1).
+
+    Reads the live batch norm. It is no module: it adds nothing to a `state_dict`, and copies and
+    pickles along with the model that holds both.
+
+    Args:
+        bn: the batch norm before the conv.
+        act: the activation between them: a module, an elementwise callable, or None.
+
+    Raises:
+        TypeError: `bn` is not a batch norm, or `act` cannot be called.
+
+    Example:
+        >>> import torch
+        >>> BatchNormMean(torch.nn.BatchNorm2d(2), torch.relu).mean()
+        tensor([0.3989, 0.3989])
+    """
+
+    def __init__(self, bn: nn.Module, act: Activation | None) -> None:
+        if not isinstance(bn, _BatchNorm):
+            raise TypeError(f"`bn` must be a batch norm, got {type(bn).__name__}.")
+        if act is not None and not callable(act):
+            raise TypeError(f"`act` must be callable or None, got {act!r}.")
+        self.bn = bn
+        self.act = act
+
+    @property
+    def num_channels(self) -> int:
+        """The number of channels that the source describes."""
+        return self.bn.num_features
+
+    @property
+    def is_nonnegative(self) -> bool:
+        """Whether the activation is never negative, as far as a fine grid of inputs shows."""
+        if self.act is None:
+            return False
+        if is_relu(self.act):
+            return True
+        bias, _ = self._normal()
+        # Far out and, in fine steps, where activations bend.
+        grid = torch.cat([torch.linspace(-20, 20, 4001), torch.tensor([-1e4, -100.0, 100.0, 1e4])])
+        with torch.no_grad():
+            value = self.act(grid[:, None].repeat(1, self.num_channels).to(bias))
+        return bool((value >= 0).all())
+
+    def mean(self) -> Tensor:
+        """Compute E[X], (C,)."""
+        with torch.no_grad():
+            return expected_activation(*self._normal(), self.act)
+
+    def var(self) -> Tensor:
+        """Compute Var[X], (C,)."""
+        with torch.no_grad():
+            beta, gamma = (moment.to(torch.float64) for moment in self._normal())
+            first = expected_activation(beta, gamma, self.act)
+            second = expected_square_activation(beta, gamma, self.act)
+            return (second - first * first).clamp(min=0.0).to(self._normal()[0].dtype)
+
+    def batch_norms(self) -> Iterator[_BatchNorm]:
+        """Yield the batch norms that the source reads."""
+        yield self.bn
+
+    def _normal(self) -> tuple[Tensor, Tensor]:
+        if self.bn.weight is None:  # affine=False: N(0, 1)
+            like = self.bn.running_mean
+            zeros = torch.zeros(self.num_channels) if like is None else torch.zeros_like(like)
+            return zeros, zeros + 1
+        return self.bn.bias.detach(), self.bn.weight.detach()
+
+    def __repr__(self) -> str:
+        name = self.act.__class__.__name__ if isinstance(self.act, nn.Module) else None
+        act = name or getattr(self.act, "__name__", None if self.act is None else repr(self.act))
+        return f"batch norm + {act}" if act else "batch norm"
+
+
+class ConstantMean:
+    """E[X] of channels that hold one constant, such as those that zero-padding appends.
+
+    Example:
+        >>> ConstantMean(0.0, num_channels=2).mean()
+        tensor([0., 0.])
+    """
+
+    def __init__(self, value: float, num_channels: int) -> None:
+        self.value = float(value)
+        self.num_channels = check_count("num_channels", num_channels, 1)
+
+    @property
+    def is_nonnegative(self) -> bool:
+        """Whether the constant is not negative."""
+        return self.value >= 0
+
+    def mean(self) -> Tensor:
+        """Return the constant, (C,)."""
+        return torch.full((self.num_channels,), self.value)
+
+    def var(self) -> Tensor:
+        """Return zeros, (C,)."""
+        return torch.zeros(self.num_channels)
+
+    def batch_norms(self) -> Iterator[_BatchNorm]:
+        """Yield nothing: there is no batch norm behind a constant."""
+        return iter(())
+
+    def __repr__(self) -> str:
+        return f"constant {self.value:g}"
+
+
+class ConcatMean:
+    """E[X] of an input that concatenates others along the channels.
+
+    Example:
+        >>> ConcatMean([ConstantMean(1.0, 1), ConstantMean(0.0, 2)]).mean()
+        tensor([1., 0., 0.])
+    """
+
+    def __init__(self, parts: "Sequence[ClosedForm]") -> None:
+        if not parts:
+            raise ValueError("`parts` must hold at least one mean source, got none.")
+        self.parts = tuple(parts)
+
+    @property
+    def num_channels(self) -> int:
+        """The number of channels that the source describes."""
+        return sum(part.num_channels for part in self.parts)
+
+    @property
+    def is_nonnegative(self) -> bool:
+        """Whether no part is ever negative."""
+        return all(part.is_nonnegative for part in self.parts)
+
+    def mean(self) -> Tensor:
+        """Compute E[X], (C,)."""
+        return self._join([part.mean() for part in self.parts])
+
+    def var(self) -> Tensor:
+        """Compute Var[X], (C,)."""
+        return self._join([part.var() for part in self.parts])
+
+    def batch_norms(self) -> Iterator[_BatchNorm]:
+        """Yield the batch norms that the parts read."""
+        for part in self.parts:
+            yield from part.batch_norms()
+
+    @staticmethod
+    def _join(moments: list[Tensor]) -> Tensor:
+        like = next((m for m in moments if m.device.type != "cpu"), moments[0])
+        return torch.cat([moment.to(like) for moment in moments])
+
+    def __repr__(self) -> str:
+        return f"concat of {len(self.parts)}: {', '.join(_kinds(self))}"
+
+
+class SelectedMean:
+    """E[X] of an input that takes its channels from another: a split, a shuffle, a slice.
+
+    Args:
+        part: the source of what the channels are taken from.
+        index: the channels, in their new order; one may be taken several times.
+
+    Raises:
+        ValueError: no channels, or some that `part` does not have.
+
+    Example:
+        >>> both = ConcatMean([ConstantMean(1.0, 2), ConstantMean(0.0, 2)])
+        >>> SelectedMean(both, [0, 2, 1, 3]).mean()
+        tensor([1., 0., 1., 0.])
+    """
+
+    def __init__(self, part: "ClosedForm", index: Sequence[int]) -> None:
+        outside = [channel for channel in index if not 0 <= channel < part.num_channels]
+        if outside or not index:
+            raise ValueError(
+                f"`index` must name channels 0 to {part.num_channels - 1}, got {outside[:5]}."
+            )
+        self.part = part
+        self.index = tuple(index)
+
+    @property
+    def num_channels(self) -> int:
+        """The number of channels that the source describes."""
+        return len(self.index)
+
+    @property
+    def is_nonnegative(self) -> bool:
+        """Whether what the channels are taken from is never negative."""
+        return self.part.is_nonnegative
+
+    def mean(self) -> Tensor:
+        """Compute E[X], (C,)."""
+        return self._select(self.part.mean())
+
+    def var(self) -> Tensor:
+        """Compute Var[X], (C,)."""
+        return self._select(self.part.var())
+
+    def batch_norms(self) -> Iterator[_BatchNorm]:
+        """Yield the batch norms that the part reads."""
+        return self.part.batch_norms()
+
+    def _select(self, moment: Tensor) -> Tensor:
+        return moment[torch.tensor(self.index, device=moment.device)]
+
+    def __repr__(self) -> str:
+        return (
+            f"{self.num_channels} of {self.part.num_channels} channels: {', '.join(_kinds(self))}"
+        )
+
+
+class ObservedMean:
+    """E[X] and Var[X] as seen in training: running moments of the layer's input.
+
+    The layer that holds it keeps them in its buffers `observed_mean`, `observed_var` and
+    `observed_batches`, so they are saved and restored with the model. The first batches are
+    averaged evenly; from `1 / momentum` batches on, older ones fade exponentially.
+
+    In a process group the batches of all ranks are pooled, so every rank holds the same moments.
+    As for `nn.SyncBatchNorm`, every rank must then run the layer equally often in training.
+
+    Args:
+        momentum: the weight of a new batch in the long run.
+        pooled: False: each rank observes its own batches only, and no rank waits for another.
+
+    Raises:
+        TypeError, ValueError: `momentum` is not in [0, 1].
+
+    Example:
+        >>> import selectconv as sc, torch
+        >>> conv = sc.SelectConv2d(2, 3, 1)
+        >>> conv.mean_source = ObservedMean()
+        >>> _ = conv(torch.ones(1, 2, 4, 4))
+        >>> conv.input_mean()
+        tensor([1., 1.])
+    """
+
+    def __init__(self, momentum: float = 0.1, *, pooled: bool = True) -> None:
+        self.momentum = check_fraction("momentum", momentum)
+        self.pooled = bool(pooled)
+
+    @property
+    def num_channels(self) -> None:
+        """Whatever the layer has."""
+        return None
+
+    @property
+    def is_nonnegative(self) -> bool:
+        """Nothing is known about what was not seen."""
+        return False
+
+    @torch.no_grad()
+    def observe(self, x: Tensor, mean: Tensor, var: Tensor, batches: Tensor) -> None:
+        """Fold a batch `x` (N, C, ...) into the running moments, in place."""
+        count, batch_mean, batch_var = _moments(x.detach())
+        is_seen: bool | Tensor = count > 0
+        if self.pooled and dist.is_available() and dist.is_initialized():
+            # Also with an empty batch: the other ranks wait for it.
+            is_seen, batch_mean, batch_var = _pool(count, batch_mean, batch_var)
+        elif count == 0:
+            return
+        batches += is_seen
+        share = torch.clamp(1.0 / batches.clamp(min=1).to(batch_mean), min=self.momentum) * is_seen
+        step = batch_mean - mean
+        # The variance of the mixture, not the mean of the variances: batches differ in their mean.
+        var.copy_((1 - share) * (var + share * step * step) + share * batch_var)
+        mean.copy_(mean + share * step)
+
+    def batch_norms(self) -> Iterator[_BatchNorm]:
+        """Yield nothing: observation reads no batch norm."""
+        return iter(())
+
+    def __repr__(self) -> str:
+        return "observed"
+
+
+ClosedForm = BatchNormMean | ConstantMean | ConcatMean | SelectedMean
+MeanSource = ClosedForm | ObservedMean
+
+
+def _kinds(source: ClosedForm) -> list[str]:
+    """Name what a source is made of, each kind once."""
+    if isinstance(source, SelectedMean):
+        return _kinds(source.part)
+    if isinstance(source, ConcatMean):
+        return list(dict.fromkeys(kind for part in source.parts for kind in _kinds(part)))
+    return [repr(source)]
+
+
+def _moments(x: Tensor) -> tuple[int, Tensor, Tensor]:
+    """Compute how many values a channel of `x` (N, C, ...) has, their means and variances, (C,)."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    count = x.numel() // max(1, x.shape[1])
+    if count == 0:
+        nothing = x.new_zeros(x.shape[1])
+        return 0, nothing, nothing
+    axes = [axis for axis in range(x.ndim) if axis != 1]
+    var, mean = torch.var_mean(x, dim=axes, correction=0)
+    return count, mean, var
+
+
+def _pool(count: int, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Pool moments over all ranks; also tell, as a tensor, whether any rank had values."""
+    exact = mean.to(torch.float64)  # a difference of squares follows
+    square = var.to(torch.float64) + exact * exact
+    sums = torch.cat([exact.new_ones(1), exact, square]) * count
+    dist.all_reduce(sums)
+    total = sums[:1].clamp(min=1)
+    first, second = (sums[1:] / total).chunk(2)
+    pooled_var = (second - first * first).clamp(min=0.0)
+    return sums[0] > 0, first.to(mean), pooled_var.to(var)

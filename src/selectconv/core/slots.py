@@ -1,0 +1,443 @@
+"""A conv's slots: what each reads, how much it matters, and plans that close and re-open them.
+
+Section 2.1's damage and Section 2.3's two operations for one layer. What is computed from the slots
+is in `layer`.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from selectconv.checks import check_choice, check_fraction
+from selectconv.core.allocation import (
+    LayerPlan,
+    ReallocRule,
+    choose_dealloc,
+    choose_sources,
+    realloc_scores,
+)
+from selectconv.core.ecdm import ecdm, normalize_ecdm, rms_damage
+from selectconv.core.mean_source import MeanSource, ObservedMean
+from selectconv.errors import AllocationError, MeanSourceError
+
+DAMAGES = ("auto", "mean", "rms")
+
+
+class SlottedConvNd(nn.modules.conv._ConvNd):
+    """A conv with an allocation: the part of `SelectConvNd` that decides and keeps it.
+
+    Attributes:
+        gate: (I,) bool buffer, g: the open slots.
+        index: (I,) int64 buffer, pi: the channel that each slot reads.
+        moved: (I,) bool buffer: the slot has been re-allocated.
+        shifted: (I,) bool buffer: a shift applies to the slot.
+        shift: (I, spatial axes) parameter, b: the shifts in pixels; None without re-allocation.
+        weight_std: standard deviation of the normal distribution that this layer's weights were
+            drawn from, for R^random; None: torch's own initialisation of convs.
+    """
+
+    gate: Tensor
+    index: Tensor
+    moved: Tensor
+    shifted: Tensor
+    shift: nn.Parameter | None
+    observed_mean: Tensor
+    observed_var: Tensor
+    observed_batches: Tensor
+    weight_std: float | None
+
+    def _start_allocation(self, reallocate: bool) -> None:
+        slots, device = self.in_channels, self.weight.device
+        self.register_buffer("gate", torch.ones(slots, dtype=torch.bool, device=device))
+        self.register_buffer("index", torch.arange(slots, device=device))
+        self.register_buffer("moved", torch.zeros(slots, dtype=torch.bool, device=device))
+        self.register_buffer("shifted", torch.zeros(slots, dtype=torch.bool, device=device))
+        shift = nn.Parameter(self.weight.new_zeros(slots, self._num_axes)) if reallocate else None
+        self.register_parameter("shift", shift)
+        self.weight_std = None
+        self._mean_source: MeanSource | None = None
+
+    @property
+    def mean_source(self) -> MeanSource | None:
+        """Where E[X] comes from: a `BatchNormMean`, an `ObservedMean`, or None."""
+        return self._mean_source
+
+    @mean_source.setter
+    def mean_source(self, source: MeanSource | None) -> None:
+        if source is not None and not isinstance(source, MeanSource):
+            raise TypeError(
+                f"`mean_source` must be a BatchNormMean, an ObservedMean or None, got {source!r}."
+            )
+        if isinstance(source, MeanSource) and source.num_channels not in (None, self.in_channels):
+            raise ValueError(
+                f"`mean_source` describes {source.num_channels} channels, "
+                f"the layer has {self.in_channels} inputs."
+            )
+        for name in ("observed_mean", "observed_var", "observed_batches"):
+            self._buffers.pop(name, None)
+        if isinstance(source, ObservedMean):
+            zeros = self.weight.new_zeros(self.in_channels, dtype=torch.float32)
+            self.register_buffer("observed_mean", zeros)
+            self.register_buffer("observed_var", zeros.clone())
+            batches = torch.zeros((), dtype=torch.int64, device=zeros.device)
+            self.register_buffer("observed_batches", batches)
+        self._mean_source = source
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "mean_source":  # nn.Module would take in a module, past the property's checks
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def input_mean(self) -> Tensor:
+        """Compute E of each selected input channel, (I,); 0 where the slot is closed.
+
+        Raises:
+            MeanSourceError: there is no `mean_source`, or it has seen nothing yet.
+        """
+        return self._input_moments()[0]
+
+    def ecdm(self, normalized: bool = False, damage: str = "mean") -> Tensor:
+        """Compute the damage of closing each slot, (I, O): Eq. (2) for "mean".
+
+        Args:
+            normalized: nECDM, the columns of which sum to 1.
+            damage: "mean" (the paper), "rms", or "auto": mean where the input is known not to be
+                negative, rms elsewhere.
+
+        Returns:
+            A matrix whose rows of closed slots are zero.
+
+        Raises:
+            MeanSourceError: there is no `mean_source`, or it has seen nothing yet.
+            ValueError: an unknown `damage`.
+        """
+        check_choice("damage", damage, DAMAGES)
+        with torch.no_grad():
+            # Closed slots have moments 0, and so rows of zeros.
+            mean, var = self._input_moments(variance=self._uses_rms(damage))
+            if var is None:
+                matrix = ecdm(self.weight.detach(), mean, self.groups)
+            else:
+                matrix = rms_damage(self.weight.detach(), mean, var, self.groups)
+            return normalize_ecdm(matrix) if normalized else matrix
+
+    def smallest_gamma(self, damage: str = "auto", protected: Tensor | None = None) -> float | None:
+        """Return the smallest gamma at which `dealloc` would close a slot now; None: at none.
+
+        Args:
+            damage: as for `ecdm`.
+            protected: (I,) bool, slots that are not to be closed.
+        """
+        by_group = self.gate.view(self.groups, -1)
+        can_close = (by_group & (by_group.sum(dim=1, keepdim=True) > 1)).flatten()
+        if protected is not None:
+            can_close &= ~protected.to(can_close.device)
+        if not bool(can_close.any()):
+            return None
+        return float(self.ecdm(normalized=True, damage=damage).amax(dim=1)[can_close].min())
+
+    def dealloc(self, gamma: float = 1e-3, damage: str = "auto") -> Tensor:
+        """Close the slots that Algorithm 1 chooses; a group's last open slot stays open.
+
+        Args:
+            gamma: the damage level, in [0, 1].
+            damage: as for `ecdm`.
+
+        Returns:
+            The slots that were closed, int64.
+
+        Raises:
+            AllocationError: NaN or infinite weights or statistics; nothing was changed.
+            MeanSourceError: there is no `mean_source`, or it has seen nothing yet.
+            TypeError, ValueError: an argument that is not accepted.
+        """
+        plan = self.plan(gamma=check_fraction("gamma", gamma), damage=damage)
+        self.apply_plan(plan)
+        return plan.closed
+
+    def realloc(
+        self,
+        top_k: int = 3,
+        max_copies: int | None = 32,
+        init: str = "zero",
+        use_shift: bool = True,
+        max_shift: float = 1.5,
+        norm: str = "l2",
+        generator: torch.Generator | None = None,
+        *,
+        damage: str = "auto",
+    ) -> Tensor:
+        """Re-open the closed slots on the most important channels (Algorithm 2).
+
+        It knows no optimizer: where one holds momentum, use `ChannelAllocator`, which clears it.
+
+        Args:
+            top_k: K, how many slots are candidates as sources.
+            max_copies: N_max; None: no cap.
+            init: "zero" keeps the function; "random" is the ablation R^random.
+            use_shift: False: copies without a shift, the ablation R^zero.
+            max_shift: shifts are drawn from U[-max_shift, max_shift], in pixels.
+            norm: norm of the scores: "l2", "linf".
+            generator: a CPU generator; None: torch's global one.
+            damage: as for `ecdm`.
+
+        Returns:
+            The slots that were re-opened, int64; empty where the layer does not re-allocate.
+
+        Raises:
+            AllocationError: NaN or infinite weights or statistics; nothing was changed.
+            MeanSourceError: there is no `mean_source`, or it has seen nothing yet.
+            TypeError, ValueError: an argument that is not accepted.
+        """
+        rule = ReallocRule(top_k, max_copies, init, use_shift, max_shift, norm)
+        plan = self.plan(rule=rule, damage=damage, generator=generator)
+        self.apply_plan(plan)
+        return plan.opened
+
+    def close(self, slots: Tensor | Sequence[int]) -> None:
+        """Close these slots by hand; those that are closed already stay so.
+
+        Raises:
+            AllocationError: a slot that the layer does not have; nothing was changed.
+            TypeError: slots that are not integers.
+        """
+        closed = torch.as_tensor(slots)
+        if closed.numel() and (
+            closed.is_floating_point() or closed.is_complex() or closed.dtype == torch.bool
+        ):
+            raise TypeError(f"`slots` must be integers, got {closed.dtype}.")
+        self.apply_plan(LayerPlan(closed=closed.flatten().to("cpu", torch.int64)))
+
+    @torch.no_grad()
+    def plan(
+        self,
+        *,
+        gamma: float | None = None,
+        rule: ReallocRule | None = None,
+        damage: str = "auto",
+        protected: Tensor | None = None,
+        closed: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> LayerPlan:
+        """Decide what `dealloc` and then `realloc` would do; changes nothing.
+
+        Args:
+            gamma: the damage level of `dealloc`; None: close nothing but `closed`.
+            rule: how to re-open; None, or a layer without `shift`: re-open nothing.
+            damage: as for `ecdm`.
+            protected: (I,) bool, slots that are not to be closed.
+            closed: int64, open slots that are to be closed, in place of a `gamma`.
+            generator: a CPU generator; None: torch's global one.
+
+        Raises:
+            AllocationError: NaN or infinite weights or statistics.
+            MeanSourceError: there is no `mean_source`, or it has seen nothing yet.
+        """
+        check_choice("damage", damage, DAMAGES)
+        if self.shift is None:
+            rule = None
+        if closed is None and gamma is None and rule is None:
+            return LayerPlan()
+        necdm = self._finite_necdm(damage)
+        if closed is None:
+            closed = torch.empty(0, dtype=torch.int64, device=self.gate.device)
+        closed = closed.to(self.gate.device)
+        if gamma is not None:
+            closed = self._choose_closed(necdm, gamma, protected)
+        gate = self.gate.index_fill(0, closed, False)
+        if rule is None or bool(gate.all()):
+            return LayerPlan(closed=closed.cpu())
+        necdm = normalize_ecdm(necdm.index_fill_(0, closed, 0.0))
+        scores = realloc_scores(necdm, self.index, gate, rule.max_copies, rule.norm)
+        opened, source = choose_sources(scores.cpu(), self.index.cpu(), gate.cpu(), rule, generator)
+        shift = draw_shift(len(opened), self._num_axes, rule.max_shift, generator)
+        seed = (
+            int(torch.randint(2**62, (), generator=generator, device="cpu"))
+            if rule.init == "random"
+            else None
+        )
+        return LayerPlan(
+            closed=closed.cpu(),
+            opened=opened,
+            source=source,
+            shift=shift if rule.use_shift else None,
+            weight_seed=seed,
+        )
+
+    def check_plan(self, plan: LayerPlan) -> None:
+        """Check that a plan fits this layer and its present allocation.
+
+        Raises:
+            AllocationError: it names slots or channels that do not exist, or re-opens open ones.
+        """
+        for what, slots in (
+            ("closed", plan.closed),
+            ("opened", plan.opened),
+            ("source", plan.source),
+        ):
+            if len(slots) == 0:
+                continue
+            low, high = torch.aminmax(slots)
+            if int(low) < 0 or int(high) >= self.in_channels:
+                outside = slots[(slots < 0) | (slots >= self.in_channels)].tolist()
+                raise AllocationError(
+                    f"`{what}` names {outside[:5]}; the layer has 0 to {self.in_channels - 1}."
+                )
+        if len(plan.source) != len(plan.opened):
+            raise AllocationError(
+                f"{len(plan.opened)} slots to re-open need as many sources, got {len(plan.source)}."
+            )
+        if len(plan.opened) == 0:
+            return
+        if len(plan.opened.unique()) != len(plan.opened):
+            raise AllocationError(f"`opened` names a slot twice: {plan.opened.tolist()}.")
+        if self.shift is None:
+            raise AllocationError("the layer has reallocate=False: its slots cannot be re-opened.")
+        if plan.shift is not None and tuple(plan.shift.shape) != (len(plan.opened), self._num_axes):
+            raise AllocationError(
+                f"shifts must have shape ({len(plan.opened)}, {self._num_axes}), "
+                f"got {tuple(plan.shift.shape)}."
+            )
+        if plan.shift is not None and not bool(plan.shift.isfinite().all()):
+            raise AllocationError("shifts must be finite, got NaN or infinite ones.")
+        still_open = self.gate.cpu().index_fill(0, plan.closed, False)[plan.opened]
+        if bool(still_open.any()):
+            raise AllocationError(f"slots {plan.opened[still_open].tolist()[:5]} are open already.")
+
+    def apply_plan(self, plan: LayerPlan) -> None:
+        """Carry out a plan: close, then re-open with weights and shifts of their own.
+
+        Raises:
+            AllocationError: the plan does not fit the layer; nothing was changed.
+        """
+        self.check_plan(plan)
+        self.apply_checked_plan(plan)
+
+    @torch.no_grad()
+    def apply_checked_plan(self, plan: LayerPlan) -> None:
+        """Carry out a plan that `check_plan` has accepted."""
+        # Drawn before anything changes: a seed may be refused.
+        weight = self.weight.new_zeros(()) if plan.weight_seed is None else self._draw_weight(plan)
+        device = self.weight.device
+        self.gate.index_fill_(0, plan.closed.to(device), False)
+        if len(plan.opened) == 0 or self.shift is None:
+            return
+        opened = plan.opened.to(device)
+        self.gate.index_fill_(0, opened, True)
+        self.moved.index_fill_(0, opened, True)
+        self.shifted.index_fill_(0, opened, plan.shift is not None)
+        self.index.index_copy_(0, opened, plan.source.to(device))
+        shift = self.shift.new_zeros(1) if plan.shift is None else plan.shift
+        self.shift[opened] = shift.to(self.shift)
+        slots_of(self.weight, self.groups)[self._group_and_slot(opened)] = weight.to(self.weight)
+
+    def slot_parameters(self) -> Iterator[Tensor]:
+        """Yield the parameters that hold something of each slot."""
+        yield self.weight
+        if self.shift is not None:
+            yield self.shift
+
+    def zero_slots(self, tensor: Tensor, slots: Tensor) -> None:
+        """Zero in place what belongs to `slots` in a tensor laid out as a slot parameter."""
+        slots = slots.to(tensor.device)
+        if tensor.ndim <= 2:  # a row a slot; weights have at least three axes
+            tensor[slots] = 0
+        else:
+            slots_of(tensor, self.groups)[self._group_and_slot(slots)] = 0
+
+    def extra_repr(self) -> str:
+        """Add the allocation to what a plain conv shows."""
+        plain = str(cast(Any, super()).extra_repr())
+        if self.gate.is_meta:
+            return plain
+        is_open = int(self.gate.sum())
+        moved = int((self.moved & self.gate).sum())
+        return f"{plain}, open={is_open}, moved={moved}"
+
+    @property
+    def _num_axes(self) -> int:
+        return len(self.kernel_size)
+
+    def _uses_rms(self, damage: str) -> bool:
+        if damage == "auto":
+            return self._mean_source is not None and not self._mean_source.is_nonnegative
+        return damage == "rms"
+
+    def _input_moments(self, variance: bool = False) -> tuple[Tensor, Tensor | None]:
+        source = self._mean_source
+        if source is None:
+            raise MeanSourceError(
+                "the layer does not know its input's mean: set `mean_source` to a BatchNormMean or "
+                "an ObservedMean, or let sc.convert do so."
+            )
+        if isinstance(source, ObservedMean):
+            if int(self.observed_batches) == 0:
+                raise MeanSourceError(
+                    "the layer has not seen any input yet: run it in training mode first."
+                )
+            mean, var = self.observed_mean, self.observed_var if variance else None
+        else:
+            mean, var = source.mean(), source.var() if variance else None
+        return self._by_slot(mean), None if var is None else self._by_slot(var)
+
+    def _by_slot(self, moment: Tensor) -> Tensor:
+        return self._take_moment(moment, self.index)
+
+    def _take_moment(self, moment: Tensor, index: Tensor) -> Tensor:
+        exact = torch.promote_types(self.weight.dtype, torch.float32)
+        moment = moment.to(self.weight.device, exact)
+        return moment[index].masked_fill(~self.gate, 0.0)
+
+    def _finite_necdm(self, damage: str) -> Tensor:
+        necdm = self.ecdm(normalized=True, damage=damage)
+        # One NaN or infinity spoils its whole column, so a look at a row's maximum finds it.
+        if not bool(necdm.amax(dim=1).isfinite().all()):
+            what = "weights" if bool(self.input_mean().isfinite().all()) else "input statistics"
+            raise AllocationError(f"the layer's {what} hold NaN or infinite values.")
+        return necdm
+
+    def _choose_closed(self, necdm: Tensor, gamma: float, protected: Tensor | None) -> Tensor:
+        if protected is None:
+            chosen = choose_dealloc(necdm, gamma)
+        else:
+            free = (~protected.to(necdm.device)).nonzero().flatten()
+            chosen = free[choose_dealloc(necdm[free], gamma)]
+        chosen = chosen[self.gate[chosen]]  # closed slots have zero rows: they always fit
+        is_chosen = torch.zeros_like(self.gate).index_fill_(0, chosen, True)
+        # Never a group's last open slot: the one that Algorithm 1 would take last stays.
+        by_group = (self.gate & ~is_chosen).view(self.groups, -1)
+        spent = ~by_group.any(dim=1) & is_chosen.view(self.groups, -1).any(dim=1)
+        if bool(spent.any()):
+            size = necdm.amax(dim=1).masked_fill(~is_chosen, -1.0).view(self.groups, -1)
+            last = size.shape[1] - 1 - size.flip(1).argmax(dim=1)  # the highest index among equals
+            is_chosen.view(self.groups, -1)[spent, last[spent]] = False
+        return is_chosen.nonzero().flatten()
+
+    def _group_and_slot(self, slots: Tensor) -> tuple[Tensor, slice, Tensor]:
+        width = self.in_channels // self.groups
+        return slots // width, slice(None), slots % width
+
+    def _draw_weight(self, plan: LayerPlan) -> Tensor:
+        """Draw weights (B, O / groups, ...) from the layer's own initialisation: R^random."""
+        generator = torch.Generator().manual_seed(cast(int, plan.weight_seed))
+        shape = (len(plan.opened), self.out_channels // self.groups, *self.kernel_size)
+        if self.weight_std is not None:
+            return torch.randn(shape, generator=generator, device="cpu") * self.weight_std
+        # torch draws a conv's weights from U(-bound, bound) with bound = 1 / sqrt(fan in).
+        bound = self.weight[0].numel() ** -0.5
+        return torch.empty(shape, device="cpu").uniform_(-bound, bound, generator=generator)
+
+
+def draw_shift(
+    count: int, axes: int, max_shift: float, generator: torch.Generator | None
+) -> Tensor:
+    """Draw shifts uniformly from [-max_shift, max_shift] pixels along each axis."""
+    return (torch.rand(count, axes, generator=generator, device="cpu") * 2 - 1) * max_shift
+
+
+def slots_of(tensor: Tensor, groups: int) -> Tensor:
+    """View (O, I / groups, ...), a weight's layout, as (groups, O / groups, I / groups, ...)."""
+    return tensor.view(groups, tensor.shape[0] // groups, *tensor.shape[1:])

@@ -1,0 +1,176 @@
+"""ImageNet: files in one folder a class, and their crops."""
+
+import math
+import os
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from selectconv.data.extras import import_extra
+from selectconv.data.image_set import DatasetInfo
+from selectconv.data.read.jpeg import open_rgb
+from selectconv.errors import DataError
+
+FILES = ("train", "val")
+_SUFFIXES = (".jpeg", ".jpg", ".png")
+# Training: a crop of this share of the area and this aspect ratio ("Going deeper", Szegedy et al.).
+_SCALE = (0.08, 1.0)
+_RATIO = (3 / 4, 4 / 3)
+# Test: the shorter side becomes 256 for a crop of 224.
+_TEST_RESIZE = 256 / 224
+
+# An image's index and, in training, the seed of its own augmentation.
+Key = int | tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFolder(Dataset[tuple[Tensor, int]]):
+    """Image files in one folder a class, decoded when asked for.
+
+    `folder[i]` is image i as in a test: resized by its shorter side, centre crop. `folder[i, seed]`
+    is image i as in training: a random part of random aspect ratio, resized, perhaps mirrored;
+    `seed` alone decides, so the result does not depend on which worker makes it. Both are uint8
+    (C, H, W) with the label.
+
+    Attributes:
+        root: the folder of the class folders.
+        classes: names of the class folders, by label.
+        names: file names inside the class folders, encoded; a million Python strings would be
+            copied into every worker.
+        labels: int64 (N,).
+        size: height and width of the result.
+    """
+
+    root: Path
+    classes: tuple[str, ...]
+    names: np.ndarray
+    labels: Tensor
+    size: int
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, key: Key) -> tuple[Tensor, int]:
+        index, seed = key if isinstance(key, tuple) else (key, None)
+        image = open_rgb(self.path(index))
+        if seed is None:
+            image = _centre_crop(image, self.size)
+        else:
+            image = _random_crop(image, self.size, random.Random(seed))
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+        return pixels, int(self.labels[index])
+
+    def path(self, index: int) -> Path:
+        """Return the file of image `index`."""
+        folder = self.classes[int(self.labels[index])]
+        return self.root / folder / os.fsdecode(self.names[index])
+
+    def take(self, index: Tensor) -> "ImageFolder":
+        """Return the images at `index` (int64), in that order."""
+        return ImageFolder(
+            self.root, self.classes, self.names[index.numpy()], self.labels[index], self.size
+        )
+
+
+def read_image_folder(folder: Path, info: DatasetInfo) -> tuple[ImageFolder, ImageFolder]:
+    """Return training and test images from a folder with `train` and `val`, one folder a class.
+
+    A label is the place of its class folder in the sorted names of `train`.
+
+    Raises:
+        DataError: a folder is missing or not what it should be.
+    """
+    classes = _list_classes(folder / "train")
+    if not 0 < len(classes) <= info.num_classes:
+        raise DataError(
+            f"{folder / 'train'} has {len(classes):,} class folders, wanted {info.num_classes:,}."
+        )
+    train = _list_images(folder / "train", classes, info.shape[1])
+    val_classes = _list_classes(folder / "val")
+    if not val_classes:
+        raise DataError(
+            f"{folder / 'val'} has no class folders: sort its images into one folder a class, "
+            "named as in train."
+        )
+    strange = sorted(set(val_classes) - set(classes))
+    if strange:
+        raise DataError(f"{folder / 'val'} has the class {strange[0]!r}, which train has not.")
+    test = _list_images(folder / "val", classes, info.shape[1])
+    return train, test
+
+
+def _list_classes(folder: Path) -> tuple[str, ...]:
+    try:
+        return tuple(sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()))
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read: {error.strerror or error}.") from error
+
+
+def _list_images(folder: Path, classes: tuple[str, ...], size: int) -> ImageFolder:
+    names: list[bytes] = []
+    counts: list[int] = []
+    for name in classes:
+        try:
+            found = sorted(
+                os.fsencode(entry.name)
+                for entry in os.scandir(folder / name)
+                if entry.name.lower().endswith(_SUFFIXES)
+            )
+        except FileNotFoundError:
+            found = []  # a part of `val` need not show every class
+        except OSError as error:
+            raise DataError(
+                f"{folder / name} cannot be read: {error.strerror or error}."
+            ) from error
+        names += found
+        counts.append(len(found))
+    if folder.name == "train" and not all(counts):
+        empty = classes[counts.index(0)]
+        raise DataError(f"{folder / empty} has no images ({', '.join(_SUFFIXES)}).")
+    if not names:
+        raise DataError(f"{folder} has no images ({', '.join(_SUFFIXES)}).")
+    labels = torch.repeat_interleave(torch.arange(len(classes)), torch.tensor(counts))
+    return ImageFolder(folder, classes, np.array(names), labels, size)
+
+
+def _centre_crop(image: Any, size: int) -> Any:
+    shorter = round(size * _TEST_RESIZE)
+    width, height = image.size
+    # The longer side is rounded down, as in the common code: 500x375 becomes 341x256.
+    new = tuple(shorter * side // min(width, height) for side in (width, height))
+    left, top = (round((side - size) / 2) for side in new)
+    resized = image.resize(new, resample=_pillow().Resampling.BILINEAR)
+    return resized.crop((left, top, left + size, top + size))
+
+
+def _random_crop(image: Any, size: int, draw: random.Random) -> Any:
+    width, height = image.size
+    box = _random_box(width, height, draw)
+    result = image.crop(box).resize((size, size), resample=_pillow().Resampling.BILINEAR)
+    mirror = draw.random() < 0.5
+    return result.transpose(_pillow().Transpose.FLIP_LEFT_RIGHT) if mirror else result
+
+
+def _pillow() -> Any:
+    return import_extra("PIL.Image", "Decoding images")
+
+
+def _random_box(width: int, height: int, draw: random.Random) -> tuple[int, int, int, int]:
+    for _ in range(10):
+        area = width * height * draw.uniform(*_SCALE)
+        ratio = math.exp(draw.uniform(math.log(_RATIO[0]), math.log(_RATIO[1])))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = draw.randint(0, width - w), draw.randint(0, height - h)
+            return left, top, left + w, top + h
+    # A very long image: its middle, as near to a square as the ratios allow.
+    w = min(width, round(height * _RATIO[1]))
+    h = min(height, round(width / _RATIO[0]))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h

@@ -1,0 +1,1 @@
+"""Batches of images, augmented, for a training loop."""

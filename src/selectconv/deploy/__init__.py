@@ -1,0 +1,1 @@
+"""Smaller for real: what closed slots save, compressed models, files, ONNX."""

@@ -1,0 +1,343 @@
+"""`compress`: a physically smaller model of standard operations, with the same outputs."""
+
+import copy
+import operator
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from selectconv.checks import check_count
+from selectconv.deploy.layout import Channels, Layout, channel_axis, is_channel_operand, plan_layout
+from selectconv.deploy.parts import Part, conv_weight, stencil_weight
+from selectconv.errors import CompressionError
+from selectconv.trace.concat_buffer import fill_buffers
+from selectconv.trace.dataflow import Dataflow, Operation, trace_dataflow
+from selectconv.trace.example import as_arguments, evaluating
+from selectconv.trace.kinds import CONVS, NORMS, Kind, argument
+from selectconv.trace.pointwise import Pointwise2d
+
+RTOL = 1e-4
+
+
+def compress(
+    model: nn.Module, example_input: Any, *, round_to: int | None = None
+) -> fx.GraphModule:
+    """Build a smaller plain model that computes what a selective one computes at inference.
+
+    Closed slots are gone, and so are the filters and batch norm entries that nobody reads without
+    them, through concatenation, addition, pooling, batch norm and activations. Re-allocated slots
+    have become plain convs. What is left are standard modules and functions of torch; a conv that
+    reads some of its input's channels gathers them where that pays, else its weights for the
+    others are zero. The outputs are compared on the example before the model is returned.
+
+    The new model shares nothing with the old one, which is left as it is. It is in evaluation mode
+    and has no dropout any more; it can be trained, saved (`save_compressed`) and exported.
+
+    Args:
+        model: any model that torch.fx can trace, plain or selective.
+        example_input: a tensor, a tuple of arguments or a dict of keyword arguments. Batches of
+            other sizes work as well, and other sizes of maps, if they do in the model and no shift
+            is larger than a map.
+        round_to: round numbers of channels up to multiples of it, as far as there are channels;
+            grouped convs are left out.
+
+    Raises:
+        CompressionError: the model cannot be traced, fails on the example, or the smaller model
+            would compute something else.
+        TypeError, ValueError: an argument that is not accepted.
+
+    Example:
+        >>> import selectconv as sc
+        >>> model = sc.create_model("densenet40", growth_rate=4, units=(1, 1, 1), selective=True)
+        >>> model.blocks[0][0].spatial.conv.close(range(8))
+        >>> x = torch.randn(2, 3, 16, 16)
+        >>> small = compress(model, x)
+        >>> small.get_submodule("blocks.0.0.spatial.conv")
+        Conv2d(8, 4, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), bias=False)
+        >>> torch.testing.assert_close(small(x), model.eval()(x))
+    """
+    if round_to is not None:
+        check_count("round_to", round_to, 1)
+    flow = trace_dataflow(model, example_input)
+    with torch.no_grad():
+        small = _Builder(flow, plan_layout(flow, round_to or 1)).build()
+    _compare(model, small, example_input)
+    return small
+
+
+class _Builder:
+    """Writes the graph and the modules of a compressed model."""
+
+    def __init__(self, flow: Dataflow, layout: Layout) -> None:
+        self.flow = flow
+        self.layout = layout
+        self.graph = fx.Graph()
+        self.made: dict[str, Any] = {}  # modules and tensors by name
+        self.new: dict[fx.Node, fx.Node] = {}
+        self.widths: dict[fx.Node, int] = {}  # channels of what maps are concatenated from
+        self.gathers: dict[tuple[fx.Node, bytes], fx.Node] = {}
+
+    def build(self) -> fx.GraphModule:
+        for node, op in self.flow.operations.items():
+            if node in self.layout.kept and op.kind is not Kind.TENSOR:
+                self.new[node] = self._write(op)
+        fill_buffers(self.graph, self.widths)
+        self._write_in_place()
+        self._add_to_streams()
+        return fx.GraphModule(self.made, self.graph, class_name="Compressed").eval()
+
+    def _write_in_place(self) -> None:
+        """Let ReLUs and sums overwrite what nobody reads again: fresh memory costs more time."""
+        for node in self.graph.nodes:
+            fresh = [other for other in node.all_input_nodes if self._is_fresh(other)]
+            if not fresh:
+                continue
+            is_module = node.op == "call_module"
+            if is_module and type(self.made[str(node.target)]) is nn.ReLU:
+                node.op, node.target, node.kwargs = "call_function", torch.relu_, {}
+                node.args = (fresh[0],)
+            elif node.target in (F.relu, torch.relu):
+                node.target, node.args, node.kwargs = torch.relu_, (fresh[0],), {}
+            elif node.target is operator.add and len(node.all_input_nodes) == 2:
+                first = fresh[-1]
+                (other,) = (one for one in node.all_input_nodes if one is not first)
+                node.target, node.args = operator.iadd, (first, other)
+
+    def _add_to_streams(self) -> None:
+        """Let pointwise convs add to the other summand, where nobody reads that one again."""
+        order = {node: place for place, node in enumerate(self.graph.nodes)}
+        for node in self.graph.find_nodes(op="call_function", target=operator.iadd):
+            for conv, other in (node.args, node.args[::-1]):
+                if not (isinstance(conv, fx.Node) and isinstance(other, fx.Node)):
+                    break
+                is_last = all(order[user] <= order[node] for user in other.users)
+                if self._is_lone_pointwise(conv) and is_last and self._owns_memory(other):
+                    with self.graph.inserting_before(node):
+                        total = self.graph.call_module(str(conv.target), (conv.args[0], other))
+                    order[total] = order[node]
+                    node.replace_all_uses_with(total)
+                    self.graph.erase_node(node)
+                    self.graph.erase_node(conv)
+                    break
+
+    def _is_lone_pointwise(self, node: fx.Node) -> bool:
+        return (
+            node.op == "call_module"
+            and isinstance(self.made[str(node.target)], Pointwise2d)
+            and len(node.args) == 1
+            and len(node.users) == 1
+        )
+
+    def _owns_memory(self, node: fx.Node) -> bool:
+        if node.op == "call_module":
+            kinds = (*CONVS, *NORMS, nn.AvgPool2d, nn.MaxPool2d)
+            return isinstance(self.made[str(node.target)], kinds)
+        return node.target in (torch.index_select, F.pad, operator.iadd, operator.add)
+
+    def _is_fresh(self, node: fx.Node) -> bool:
+        """Tell whether a value has memory of its own and a single reader."""
+        if len(node.users) != 1:
+            return False
+        if node.op == "call_module":
+            return isinstance(self.made[str(node.target)], (*CONVS, *NORMS, nn.Linear))
+        return node.target in (torch.index_select, torch.cat)
+
+    def _write(self, op: Operation) -> fx.Node:
+        if op.kind is Kind.CONV:
+            return self._write_conv(op)
+        if op.kind is Kind.CONCAT:
+            return self._write_concat(op)
+        if op.kind is Kind.CHANNEL_PAD:
+            return self._write_channel_pad(op)
+        kept = self.layout.kept[op.node] if op.kind is not Kind.OUTPUT else None
+        if op.module is not None:
+            target = self._hold(str(op.node.target), lambda: _narrow_module(op, kept))
+            return self._call(op, target)
+        return self._call(op, op.node.target)
+
+    def _call(self, op: Operation, target: Any) -> fx.Node:
+        """Write the same call, with the inputs brought to the channels that it works on."""
+        args = fx.map_arg(op.node.args, lambda other: self._operand(op, other))
+        kwargs = fx.map_arg(op.node.kwargs, lambda other: self._operand(op, other))
+        node = self.graph.create_node(
+            op.node.op, target, cast(Any, args), cast(Any, kwargs), op.node.name
+        )
+        return node
+
+    def _operand(self, op: Operation, other: fx.Node) -> fx.Node:
+        wanted = self.layout.wanted.get(op.node)
+        if self.flow.operations[other].kind is Kind.TENSOR:
+            axis = None if wanted is None else channel_axis(self.flow, op, other)
+            return self._tensor(other, axis, wanted)
+        if wanted is None or not is_channel_operand(self.flow, op, other):
+            return self.new[other]
+        return self._gather(other, wanted)
+
+    def _tensor(self, other: fx.Node, axis: int | None, wanted: Channels | None) -> fx.Node:
+        name, value = str(other.target), self.flow.tensor(other)
+        if axis is not None and wanted is not None and len(wanted) < value.shape[axis]:
+            index = torch.from_numpy(wanted).to(value.device)
+            name, part = f"{name}_{len(self.made)}", value.detach().index_select(axis, index)
+        else:
+            part = value.detach().clone()
+        if isinstance(value, nn.Parameter):
+            part = nn.Parameter(part, requires_grad=part.is_floating_point())
+        self.made.setdefault(name, part)
+        return self.graph.get_attr(name)
+
+    def _gather(self, other: fx.Node, wanted: Channels) -> fx.Node:
+        """Bring a value to these channels; those that it lacks (-1) may be any."""
+        kept = self.layout.kept[other]
+        if np.array_equal(kept, wanted):
+            return self.new[other]
+        place = np.searchsorted(kept, np.maximum(wanted, kept[0]))
+        key = (other, place.tobytes())
+        if key not in self.gathers:
+            device = next(self.flow.root.parameters()).device
+            name = f"channels_{len(self.gathers)}"
+            self.made[name] = torch.from_numpy(place).to(device)
+            index = self.graph.get_attr(name)
+            self.gathers[key] = self.graph.call_function(
+                torch.index_select, (self.new[other], 1, index)
+            )
+        return self.gathers[key]
+
+    def _write_conv(self, op: Operation) -> fx.Node:
+        before = argument(op.node, 0, "input")
+        total: fx.Node | None = None
+        for number, part in enumerate(self.layout.parts[op.node]):
+            name = f"{op.node.target}_shifted" if number else str(op.node.target)
+            x = self._gather(before, part.sources.reshape(-1)) if part.is_gathered else None
+            x = self.new[before] if x is None else x
+            if part.has_stencil:
+                stencil = self._hold(f"{op.node.target}_stencil", lambda part=part: _stencil(part))
+                x = self.graph.call_module(stencil, (x,))
+            conv = self._hold(
+                name, lambda part=part, number=number: _conv(part, has_bias=number == 0)
+            )
+            y = self.graph.call_module(conv, (x,))
+            total = y if total is None else self.graph.call_function(operator.add, (total, y))
+        assert total is not None
+        return total
+
+    def _hold(self, name: str, make: Any) -> str:
+        """Make a module once; shared ones are called by the same name again."""
+        if name not in self.made:
+            self.made[name] = make()
+        return name
+
+    def _write_concat(self, op: Operation) -> fx.Node:
+        pieces = []
+        for other, wanted in self.layout.pieces[op.node]:
+            pieces.append(self._gather(other, wanted))
+        if len(pieces) == 1:
+            return pieces[0]
+        if len(op.shape) == 4:
+            for piece, (_, wanted) in zip(pieces, self.layout.pieces[op.node], strict=True):
+                self.widths[piece] = len(wanted)
+        return self.graph.call_function(torch.cat, (pieces, 1))
+
+    def _write_channel_pad(self, op: Operation) -> fx.Node:
+        before = argument(op.node, 0, "input")
+        kept, inner = self.layout.kept[op.node], self.layout.kept[before]
+        pad = argument(op.node, 1, "pad")
+        front = int((kept < pad[-2]).sum())
+        new_pad = (*pad[:-2], front, len(kept) - len(inner) - front)
+        if not any(new_pad):
+            return self.new[before]
+        return self.graph.call_function(F.pad, (self.new[before], new_pad))
+
+
+def _narrow_module(op: Operation, kept: Channels | None) -> nn.Module:
+    """Copy a module, with the kept channels only where it has parameters for each."""
+    assert op.module is not None
+    new = copy.deepcopy(op.module)
+    for module in new.modules():  # hooks are not part of a plain model
+        module._forward_hooks.clear()
+        module._forward_pre_hooks.clear()
+    if kept is None or len(kept) == op.channels:
+        return new
+    index = torch.from_numpy(kept)
+    if op.kind is Kind.LINEAR:
+        assert isinstance(new, nn.Linear)
+        new.out_features = len(kept)
+    elif isinstance(new, _BatchNorm):
+        new.num_features = len(kept)
+    elif isinstance(new, nn.PReLU) and new.num_parameters > 1:
+        new.num_parameters = len(kept)
+    for name, value in (*new._parameters.items(), *new._buffers.items()):
+        if value is not None and value.ndim and len(value) == op.channels:
+            part = value.detach()[index.to(value.device)]
+            setattr(new, name, nn.Parameter(part) if isinstance(value, nn.Parameter) else part)
+    return new
+
+
+def _conv(part: Part, *, has_bias: bool) -> nn.Module:
+    weight, old = conv_weight(part), part.conv
+    kind = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[len(old.kernel_size)]
+    bias = old.bias is not None and has_bias
+    new = cast(Any, kind)(
+        weight.shape[1] * len(part.filters),
+        len(weight),
+        part.kernel_size,
+        stride=old.stride,
+        padding=part.reach if part.is_enlarged else old.padding,
+        dilation=old.dilation,
+        groups=len(part.filters),
+        bias=bias,
+        padding_mode="zeros" if part.is_enlarged else old.padding_mode,
+        device="meta",  # nothing is drawn
+    )
+    new.weight = nn.Parameter(weight)
+    if bias:
+        assert old.bias is not None
+        filters = torch.from_numpy(part.filters.reshape(-1)).to(weight.device)
+        new.bias = nn.Parameter(old.bias.detach()[filters])
+    if Pointwise2d.can_replace(new):
+        new.__class__ = Pointwise2d
+    return cast(nn.Module, new)
+
+
+def _stencil(part: Part) -> nn.Module:
+    weight = stencil_weight(part)
+    kind = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[len(part.reach)]
+    new = cast(Any, kind)(
+        len(weight), len(weight), part.stencil_size, padding=part.reach, groups=len(weight),
+        bias=False, device="meta",
+    )  # fmt: skip
+    new.weight = nn.Parameter(weight)
+    return cast(nn.Module, new)
+
+
+def _compare(model: nn.Module, small: nn.Module, example_input: Any) -> None:
+    """Check on the example that the outputs agree."""
+    args, kwargs = as_arguments(example_input)
+    with torch.no_grad(), evaluating(model):
+        want, got = model(*args, **kwargs), small(*args, **kwargs)
+    wants, gots = (
+        [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+        for value in (want, got)
+    )
+    for number, (one, other) in enumerate(zip(wants, gots, strict=True)):
+        difference = largest_difference(one, other)
+        if difference > RTOL:
+            raise CompressionError(
+                f"output {number} of the compressed model differs from the model's by "
+                f"{difference:.1e} of its size, more than {RTOL:g}; a hook, or a forward that "
+                "depends on values, is not seen by tracing. The masked model still works."
+            )
+
+
+def largest_difference(want: Tensor, got: Tensor) -> float:
+    """Return the largest difference, relative to the largest value that is wanted."""
+    if want.shape != got.shape:
+        return float("inf")
+    if want.numel() == 0:
+        return 0.0
+    want, got = want.double(), got.double()
+    worst = (want - got).abs().max() / want.abs().max().clamp(min=1e-12)
+    return float(worst) if not torch.isnan(worst) else float("inf")

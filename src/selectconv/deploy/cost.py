@@ -1,0 +1,242 @@
+"""What a model costs: parameters and multiply-adds."""
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from selectconv.checks import check_count
+from selectconv.core.layer import SelectConvNd
+from selectconv.deploy.layout import Layout, channel_axis, plan_layout
+from selectconv.trace.dataflow import Dataflow, Operation, trace_dataflow
+from selectconv.trace.kinds import Kind, argument, is_spatial_mean
+
+_RELUS = (nn.ReLU, F.relu, torch.relu, "relu")
+_AVERAGE_POOLS = (
+    nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
+    nn.AdaptiveAvgPool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, F.adaptive_avg_pool1d,
+    F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a model costs at inference, with closed slots and what only they read left out.
+
+    Attributes:
+        params: parameters, batch norm's included, shared ones once.
+        macs: multiply-adds of convs and linears, for the whole example.
+        macs_cn: by CondenseNet's counter, which adds linear biases and one for every input element
+            of ReLU and average pooling.
+
+    Example:
+        >>> count(nn.Linear(4, 2), torch.zeros(1, 4))
+        Cost(params=10, macs=8, macs_cn=10)
+    """
+
+    params: int
+    macs: int
+    macs_cn: int
+
+
+def count(model: nn.Module, example_input: Any) -> Cost:
+    """Count what a model costs at inference: what `compress` keeps of it.
+
+    Closed slots are not counted, nor are the filters and batch norm entries that nobody reads
+    without them. On a dense model `params` are all parameters and `macs` what torch's own counter
+    sees, a multiply-add for two of its operations. To count often, as the allocation changes, trace
+    once: `CostCounter`.
+
+    Args:
+        model: any model, plain or selective; it is left as it is.
+        example_input: a tensor, a tuple of arguments or a dict of keyword arguments; one image
+            counts one image.
+
+    Raises:
+        CompressionError: the model cannot be traced, or fails on the example.
+        TypeError: `model` is not a module.
+
+    Example:
+        >>> import selectconv as sc, torch
+        >>> model = sc.create_model("densenet40", growth_rate=4, units=(1, 1, 1), selective=True)
+        >>> image = torch.zeros(1, 3, 32, 32)
+        >>> dense = count(model, image)
+        >>> dense.params == count(sc.create_model("densenet40", growth_rate=4, units=(1, 1, 1)),
+        ...                       image).params
+        True
+        >>> model.blocks[0][0].spatial.conv.close(range(8))
+        >>> count(model, image).macs < dense.macs
+        True
+    """
+    return CostCounter(model, example_input).count()
+
+
+class CostCounter:
+    """Counts a model again and again, as its slots open and close; it is traced once.
+
+    Args:
+        model: as for `count`.
+        example_input: as for `count`.
+
+    Example:
+        >>> import selectconv as sc
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), sc.SelectConv2d(8, 4, 1))
+        >>> counter = CostCounter(model, torch.zeros(1, 3, 5, 5))
+        >>> counter.count().macs == 25 * (3 * 8 + 8 * 4)
+        True
+        >>> model[2].close([0, 1])
+        >>> counter.count().macs == 25 * (3 * 6 + 6 * 4)
+        True
+    """
+
+    def __init__(self, model: nn.Module, example_input: Any) -> None:
+        self.flow = trace_dataflow(model, example_input)
+
+    def count(self) -> Cost:
+        """Count the model with its present allocation."""
+        return count_layout(self.flow, plan_layout(self.flow))
+
+
+def count_layout(flow: Dataflow, layout: Layout) -> Cost:
+    """Count what a layout of a traced model keeps."""
+    params: dict[object, int] = {}
+    dense = macs = extra = 0
+    for node, op in flow.operations.items():
+        if op.kind in (Kind.CONV, Kind.LINEAR):
+            dense += _dense_macs(op)
+        if node not in layout.kept:
+            continue
+        params.update(_params(flow, op, layout))
+        if op.kind is Kind.CONV:
+            batch, _, *after = op.shape
+            before = flow.operations[argument(node, 0, "input")].shape[2:]
+            for part in layout.parts[node]:
+                macs += batch * math.prod(after) * part.num_weights
+                macs += batch * math.prod(before) * part.num_stencil_weights
+        elif op.kind is Kind.LINEAR:
+            assert isinstance(op.module, nn.Linear)
+            macs += op.shape[0] * op.module.in_features * len(layout.kept[node])
+            extra += len(layout.kept[node]) if op.module.bias is not None else 0
+        elif op.kind is Kind.CHANNELWISE:
+            extra += _elements_read(flow, op, layout)
+    other = flow.macs - dense  # what stands in operations that are left alone
+    return Cost(sum(params.values()), macs + other, macs + other + extra)
+
+
+def _dense_macs(op: Operation) -> int:
+    if isinstance(op.module, nn.Linear):
+        return op.shape[0] * op.module.weight.numel()
+    assert op.module is not None
+    batch, _, *after = op.shape
+    return batch * math.prod(after) * op.module.get_parameter("weight").numel()
+
+
+def _params(flow: Dataflow, op: Operation, layout: Layout) -> dict[object, int]:
+    """Count the parameters of an operation, by a key that tells shared ones."""
+    kept = len(layout.kept[op.node])
+    if op.kind is Kind.CONV:
+        assert op.module is not None
+        params: dict[object, int] = {}
+        for number, part in enumerate(layout.parts[op.node]):
+            params[id(op.module), number] = part.num_weights + part.num_stencil_weights
+        if op.module.bias is not None:
+            params[id(op.module), "bias"] = kept
+        return params
+    if op.kind is Kind.LINEAR:
+        assert isinstance(op.module, nn.Linear)
+        bias = op.module.bias is not None
+        return {id(op.module): kept * (op.module.in_features + bias)}
+    if op.module is not None:
+        return {id(p): _share(p.numel(), op, kept) for p in op.module.parameters()}
+    if op.kind is Kind.TENSOR:
+        return {}
+    params = {}
+    for other in op.node.all_input_nodes:
+        tensor = flow.operations[other]
+        if tensor.kind is Kind.TENSOR and isinstance(flow.tensor(other), nn.Parameter):
+            size = math.prod(tensor.shape)
+            axis = channel_axis(flow, op, other) if op.kind is Kind.CHANNELWISE else None
+            params[other, None if axis is None else kept] = (
+                size if axis is None else size // tensor.shape[axis] * kept
+            )
+    return params
+
+
+def _share(size: int, op: Operation, kept: int) -> int:
+    is_by_channel = op.kind in (Kind.NORM, Kind.CHANNELWISE) and size == op.channels
+    return kept if is_by_channel else size
+
+
+def _elements_read(flow: Dataflow, op: Operation, layout: Layout) -> int:
+    other = argument(op.node, 0, "input")
+    if not isinstance(other, fx.Node):
+        return 0
+    before = flow.operations[other].shape
+    is_pool = _calls(op, _AVERAGE_POOLS) or is_spatial_mean(op.node, before)
+    if not is_pool and not _calls(op, _RELUS):
+        return 0
+    return math.prod(before) // before[1] * len(layout.kept[op.node])
+
+
+def _calls(op: Operation, targets: Sequence[Any]) -> bool:
+    return (op.node.target if op.module is None else type(op.module)) in targets
+
+
+def count_params(model: nn.Module) -> int:
+    """Count a model's parameters: batch norm's included, buffers not, shared ones once.
+
+    Example:
+        >>> count_params(nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8)))
+        232
+    """
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def count_macs(model: nn.Module, shape: Sequence[int]) -> int:
+    """Count the multiply-adds of a plain model's convs and linears for one input.
+
+    A copy of the model runs on the meta device and in evaluation mode: shapes only, no data, and
+    the model is left as it is. Additions of biases, batch norm, activations and pooling count 0.
+
+    Args:
+        model: a model without selective layers.
+        shape: of one input, without the batch: (C, H, W).
+
+    Raises:
+        TypeError, ValueError: a shape that is not of positive integers, or a selective model.
+
+    Example:
+        >>> count_macs(nn.Conv2d(3, 8, 3, padding=1), (3, 32, 32)) == 32 * 32 * 8 * 3 * 9
+        True
+        >>> count_macs(nn.Linear(64, 10), (64,))
+        640
+    """
+    sizes = [check_count("shape", size, 1) for size in shape]
+    for name, module in model.named_modules():
+        if isinstance(module, SelectConvNd):
+            raise ValueError(
+                f"`model` must be plain, got a selective layer {name!r}; with nothing closed it "
+                "costs what the plain model costs, so count that one."
+            )
+    dummy = _copy_to_meta(model).eval()
+    floating = (p.dtype for p in model.parameters() if p.is_floating_point())
+    dtype = next(floating, torch.get_default_dtype())
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        dummy(torch.empty(1, *sizes, dtype=dtype))
+    return int(counter.get_total_flops()) // 2  # a multiply-add is two of its operations
+
+
+def _copy_to_meta(model: nn.Module) -> nn.Module:
+    """Copy a model onto the meta device, without a copy of its data on the way."""
+    memo: dict[int, object] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
+    for buffer in model.buffers():
+        memo[id(buffer)] = buffer.detach().to("meta")
+    return copy.deepcopy(model, memo)

@@ -1,0 +1,194 @@
+"""ONNX export, compared with PyTorch before the file appears."""
+
+import copy
+import importlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from selectconv.core.layer import SelectConvNd
+from selectconv.deploy.compress import compress, largest_difference
+from selectconv.deploy.compressed_file import write_whole
+from selectconv.errors import CompressionError, ExportError
+from selectconv.trace.concat_buffer import undo_buffers
+from selectconv.trace.example import as_arguments, evaluating
+from selectconv.trace.pointwise import Pointwise2d, split_sums
+
+TOLERANCE = 1e-3
+BATCHES = (1, 3)
+_STANDARD_DOMAINS = ("", "ai.onnx")
+
+
+def export_onnx(model: nn.Module, path: str | os.PathLike[str], example_input: Any) -> None:
+    """Write a model as ONNX: compressed, with standard operators only and batches of any size.
+
+    onnxruntime runs the model on batches of 1 and 3, and the outputs are compared with PyTorch's,
+    before the file appears at `path`: whole, or not at all. Needs selectconv[onnx].
+
+    Args:
+        model: a selective or plain model, which is compressed first, or what `compress` returned.
+            It is left as it is.
+        path: the file to write.
+        example_input: a tensor, a tuple of arguments or a dict of keyword arguments; the first axis
+            of every tensor is the batch.
+
+    Raises:
+        CompressionError: a selective model that cannot be compressed.
+        ExportError: a package of selectconv[onnx] is missing, the path cannot be written, the model
+            cannot be expressed in ONNX, or the outputs differ.
+
+    Example:
+        >>> import tempfile
+        >>> import selectconv as sc
+        >>> model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(1, 3, 8, 8)
+        >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +SKIP
+        ...     sc.export_onnx(model, f"{folder}/model.onnx", x)
+    """
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        _import_extra(package)
+    target = Path(path)
+    if target.is_dir() or not os.access(target.parent, os.W_OK):
+        raise ExportError(
+            f"{target} cannot be written: not a file in a folder that can be written."
+        )
+    plain = _as_plain(model, example_input)
+    with _quiet():
+        content = _export(plain, example_input)
+    run = open_session(content)
+    for batch in BATCHES:
+        _compare(run, plain, example_input, batch)
+    write_whole(target, lambda beside: Path(beside).write_bytes(content))
+
+
+def open_session(model: bytes | str | os.PathLike[str]) -> Any:
+    """Make a function of an ONNX model: tensors in, list of tensors out, on this process's threads.
+
+    Raises:
+        ExportError: onnxruntime is not installed.
+    """
+    onnxruntime = _import_extra("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3  # errors
+    content = model if isinstance(model, bytes) else os.fspath(model)
+    session = onnxruntime.InferenceSession(content, options, ["CPUExecutionProvider"])
+    names = [entry.name for entry in session.get_inputs()]
+
+    def run(*tensors: Tensor) -> list[Tensor]:
+        feed = {
+            name: tensor.detach().cpu().numpy() for name, tensor in zip(names, tensors, strict=True)
+        }
+        return [torch.from_numpy(value) for value in session.run(None, feed)]
+
+    return run
+
+
+def _import_extra(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ExportError(f"ONNX export needs {package}: install selectconv[onnx].") from error
+
+
+def _as_plain(model: nn.Module, example_input: Any) -> nn.Module:
+    """Compress a model unless it is; a plain one that cannot be traced is taken as it is."""
+    if isinstance(model, fx.GraphModule):
+        plain: nn.Module = copy.deepcopy(model)
+    else:
+        try:
+            plain = compress(model, example_input)
+        except CompressionError:
+            if any(isinstance(module, SelectConvNd) for module in model.modules()):
+                raise
+            plain = copy.deepcopy(model)
+    if isinstance(plain, fx.GraphModule):
+        undo_buffers(plain.graph)
+        split_sums(plain.graph, plain)
+        plain.recompile()
+    for module in plain.modules():
+        module.training = False
+        if isinstance(module, Pointwise2d):  # runtimes know convs better than we do
+            module.__class__ = nn.Conv2d  # type: ignore[assignment]
+    return plain
+
+
+def _export(plain: nn.Module, example_input: Any) -> bytes:
+    # A batch of 1 would be taken for a constant.
+    args, kwargs = _with_batch(as_arguments(example_input), 2)
+    batch = torch.export.Dim("batch")
+    shapes = tree_map(
+        lambda value: {0: batch} if isinstance(value, Tensor) else None, args or kwargs
+    )
+    try:
+        program = torch.onnx.export(
+            plain, args, kwargs=kwargs, dynamo=True, dynamic_shapes=shapes, verbose=False
+        )
+        assert program is not None
+        proto = program.model_proto
+    except Exception as error:  # anything may fail inside the exporter
+        reason = " ".join(str(error).split())[:300]
+        raise ExportError(f"the model cannot be expressed in ONNX: {reason}") from error
+    foreign = {node.domain for node in proto.graph.node} - set(_STANDARD_DOMAINS)
+    if foreign or proto.functions:
+        raise ExportError(
+            f"the model needs operators of {sorted(foreign)}, not standard ones only."
+        )
+    _import_extra("onnx").checker.check_model(proto)
+    return bytes(proto.SerializeToString())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's remarks to itself: what went wrong is in its exceptions."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _with_batch(value: Any, batch: int) -> Any:
+    """Repeat the examples of a batch, each time weaker, up to so many of them."""
+
+    def resize(tensor: Any) -> Any:
+        if not isinstance(tensor, Tensor) or tensor.ndim == 0:
+            return tensor
+        rows = torch.arange(batch, device=tensor.device) % len(tensor)
+        resized = tensor.detach()[rows]
+        if not resized.is_floating_point():
+            return resized
+        scale = 0.7 ** torch.arange(batch, device=tensor.device, dtype=resized.dtype)
+        return resized * scale.view(-1, *[1] * (tensor.ndim - 1))
+
+    return tree_map(resize, value)
+
+
+def _compare(run: Any, plain: nn.Module, example_input: Any, batch: int) -> None:
+    args, kwargs = _with_batch(as_arguments(example_input), batch)
+    with torch.no_grad(), evaluating(plain):
+        wanted = [value for value in tree_leaves(plain(*args, **kwargs)) if _is_tensor(value)]
+    got = run(*(value for value in (*args, *kwargs.values()) if _is_tensor(value)))
+    for number, (one, other) in enumerate(zip(wanted, got, strict=True)):
+        difference = largest_difference(one.cpu(), other)
+        if difference > TOLERANCE:
+            raise ExportError(
+                f"output {number} in onnxruntime differs from PyTorch's by {difference:.1e} of its "
+                f"size for a batch of {batch}, more than {TOLERANCE:g}; no file was written."
+            )
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)

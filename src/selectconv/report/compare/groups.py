@@ -1,0 +1,259 @@
+"""Which runs may stand in one comparison: same network, same data, same training."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from selectconv.report.compare.statistics import summarize
+from selectconv.report.runs.collect import Run
+from selectconv.train.config import resolve
+
+# In the order of Section 3.3, with the paper's names.
+METHOD_NAMES = {
+    "plain": "plain",
+    "dealloc": "+D",
+    "zero": "+D+R zero",
+    "random": "+D+R random",
+    "shift": "+S",
+    "select": "+D+R zero+shift (select)",
+    "lgc": "LGC",
+    "slimming": "slimming",
+}
+# Where the paper has SelectChannel (API of `create_model`); the authors' code has it elsewhere.
+PAPERS_PLACEMENT = "input"
+# The first question, where a grid names none: these methods against the baseline.
+FIRST = ("select",)
+# How channels are selected: differs between the rows of a comparison.
+_SELECTION = ("gamma", "top_k", "max_copies", "stop_at", "grace", "damage", "shift_weight_decay",
+              "target_macs", "target_params", "group_lasso", "bn_sparsity", "realloc")  # fmt: skip
+# Of these, what a method makes use of; methods that are not here use all.
+_USED: dict[str, tuple[str, ...]] = {
+    "plain": (),
+    "shift": ("realloc", "shift_weight_decay"),
+    "lgc": ("group_lasso",),
+    "slimming": ("stop_at", "target_macs", "target_params", "bn_sparsity"),
+}
+# What a result does not depend on, or not by intention.
+_ASIDE = ("method", "seed", "data_root", "holdout", "device", "precision", "compile",
+          "channels_last")  # fmt: skip
+
+
+@dataclass(frozen=True, order=True)
+class GroupKey:
+    """What the runs of a comparison share, as text that tells groups apart."""
+
+    model: str
+    data: str
+    rest: str
+
+
+@dataclass(frozen=True, order=True)
+class RowKey:
+    """A method with its way of selecting channels."""
+
+    rank: int
+    method: str
+    placement: str
+    selection: str
+
+    @property
+    def name(self) -> str:
+        """The paper's name of the method; another placement than the paper's is said."""
+        name = METHOD_NAMES.get(self.method, self.method)
+        return name if self.placement == PAPERS_PLACEMENT else f"{name} {self.placement}"
+
+    @property
+    def short_name(self) -> str:
+        """The same for the axis of a figure."""
+        return self.name.replace(" (select)", "")
+
+
+def keys_of(config: Mapping[str, Any]) -> tuple[GroupKey, RowKey]:
+    """Tell to which comparison, and to which of its rows, a run with these settings belongs."""
+    options = dict(config["model_options"])
+    selection = {"realloc": options.pop("realloc", None)}
+    placement = options.pop("placement", PAPERS_PLACEMENT)
+    selection |= {name: config[name] for name in _SELECTION if name in config}
+    rest = {
+        name: value
+        for name, value in config.items()
+        if name not in (*_SELECTION, *_ASIDE, "model", "data", "model_options")
+    }
+    rest["model_options"] = options
+    method = config["method"]
+    if method in _USED:
+        selection = {name: selection.get(name) for name in _USED[method]}
+    if method == "plain":
+        placement = PAPERS_PLACEMENT
+    names = list(METHOD_NAMES)
+    rank = 2 * (names.index(method) if method in names else len(names))
+    rank += placement != PAPERS_PLACEMENT  # after the paper's
+    return (
+        GroupKey(config["model"], config["data"], json.dumps(rest, sort_keys=True)),
+        RowKey(rank, method, placement, json.dumps(selection, sort_keys=True)),
+    )
+
+
+@dataclass
+class Row:
+    """The runs of a method.
+
+    Attributes:
+        key: the method.
+        runs: the finished ones, by seed.
+        missing: why a run is not among them, by its name.
+        is_held_out: the endpoint is every image that was not trained on, not the test images alone.
+    """
+
+    key: RowKey
+    runs: dict[int, Run]
+    missing: dict[str, str]
+    is_held_out: bool = False
+
+    def measured(self, measure: str) -> dict[int, float]:
+        """Return the last weights' "error" or "loss" at the endpoint, by seed."""
+        return {seed: self._score(run, measure) for seed, run in self.runs.items()}
+
+    def mean(self, measure: str, seeds: Iterable[int]) -> float:
+        """Return the mean of a measure over some of the seeds."""
+        values = self.measured(measure)
+        return summarize([values[seed] for seed in seeds]).mean
+
+    def _score(self, run: Run, measure: str) -> float:
+        if self.is_held_out:
+            assert run.holdout is not None
+            return float(run.holdout[measure])
+        return float(getattr(run, measure))
+
+
+@dataclass
+class Group:
+    """A comparison: methods that differ in nothing but the selection of channels.
+
+    Attributes:
+        key: what they share.
+        config: the settings of one of them.
+        rows: by method.
+        first: the methods of the first question; the others are corrected for their number.
+        margin: points of error within which a method counts as no worse; None: nobody asks.
+        apart: settings that tell it from other comparisons with the same title.
+    """
+
+    key: GroupKey
+    config: dict[str, Any]
+    rows: dict[RowKey, Row]
+    first: tuple[str, ...] = FIRST
+    margin: float | None = None
+    apart: tuple[str, ...] = ()
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether every finished run was tested on all images that it was not trained on."""
+        runs = [run for row in self.rows.values() for run in row.runs.values()]
+        return bool(runs) and all(run.holdout is not None for run in runs)
+
+    @property
+    def endpoint(self) -> str:
+        """What errors and losses are of: "held-out" or "test"."""
+        return "held-out" if self.is_held_out else "test"
+
+    @property
+    def baseline(self) -> Row | None:
+        """Plain training or, for want of it, learned group convolution."""
+        for method in ("plain", "lgc"):
+            for row in self.rows.values():
+                if row.key.method == method and row.runs:
+                    return row
+        return None
+
+    def find(self, method: str, placement: str = PAPERS_PLACEMENT) -> Row | None:
+        """Return the row of a method that has finished runs, the first of several."""
+        for key, row in self.rows.items():
+            if key.method == method and key.placement == placement and row.runs:
+                return row
+        return None
+
+    @property
+    def title(self) -> str:
+        """Network, data and training, in words."""
+        config = self.config
+        aside = ("realloc", "placement")
+        options = {k: v for k, v in config["model_options"].items() if k not in aside}
+        words = [config["model"]]
+        if options:
+            words.append("(" + ", ".join(f"{k} {v}" for k, v in options.items()) + ")")
+        words.append(f"on {config['data']}")
+        if config["subset"]:
+            words.append(f"({config['subset']:,} images)")
+        if config["image_size"]:
+            words.append(f"at {config['image_size']}x{config['image_size']}")
+        end = [f"{config['epochs']} epochs", *(f"{name} {config[name]}" for name in self.apart)]
+        return ", ".join([" ".join(words), *end])
+
+
+def group_runs(
+    runs: Iterable[Run],
+    missing: Iterable[tuple[str, Mapping[str, Any], str]] = (),
+    first: tuple[str, ...] = FIRST,
+    margin: float | None = None,
+) -> list[Group]:
+    """Sort runs into comparisons.
+
+    Args:
+        runs: finished runs. Of two with the same settings the first is taken.
+        missing: name, settings and reason of planned runs that are not finished.
+        first: as for `Group`.
+        margin: as for `Group`.
+    """
+    groups: dict[GroupKey, Group] = {}
+
+    def row_of(config: Mapping[str, Any]) -> Row:
+        group_key, row_key = keys_of(config)
+        group = groups.setdefault(group_key, Group(group_key, dict(config), {}, first, margin))
+        return group.rows.setdefault(row_key, Row(row_key, {}, {}))
+
+    for run in runs:
+        row_of(run.config.to_dict()).runs.setdefault(run.config.seed, run)
+    for name, settings, reason in missing:
+        row_of(_planned_config(settings)).missing[name] = reason
+    ordered = sorted(groups.values(), key=lambda group: group.key)
+    for group in ordered:
+        group.rows = dict(sorted(group.rows.items()))
+        for row in group.rows.values():
+            row.is_held_out = group.is_held_out
+    _tell_apart(ordered)
+    return ordered
+
+
+def find_duplicates(runs: Iterable[Run]) -> list[str]:
+    """Name the runs that stand in no table, since others have their settings and seed."""
+    seen: dict[tuple[GroupKey, RowKey, int], Run] = {}
+    lines = []
+    for run in runs:
+        key = (*keys_of(run.config.to_dict()), run.config.seed)
+        if seen.setdefault(key, run) is not run:
+            lines.append(
+                f"{run.path}: settings and seed of {seen[key].path}, which stands in the tables."
+            )
+    return lines
+
+
+def _planned_config(settings: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return resolve(settings).to_dict()
+    except (TypeError, ValueError):  # a method that we lack has a row too
+        common = {k: v for k, v in settings.items() if k not in ("target_macs", "target_params")}
+        return {**resolve({**common, "method": "plain"}).to_dict(), "method": settings["method"]}
+
+
+def _tell_apart(groups: Iterable[Group]) -> None:
+    """Where titles are equal, add the settings that differ."""
+    same: dict[str, list[Group]] = {}
+    for group in groups:
+        same.setdefault(group.title, []).append(group)
+    for alike in same.values():
+        rests = [json.loads(group.key.rest) for group in alike]
+        apart = tuple(name for name in rests[0] if any(r[name] != rests[0][name] for r in rests))
+        for group in alike:
+            group.apart = apart

@@ -1,0 +1,1 @@
+"""Finished runs, read from their folders and checked."""

@@ -1,0 +1,90 @@
+"""What happened to every slot, replayed from `allocation.jsonl` and nothing else."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from selectconv.core.layer import SelectConvNd
+from selectconv.data.registry import dataset_info
+from selectconv.report.runs.collect import Run
+from selectconv.train.network import build_model
+from selectconv.train.run_folder import ALLOCATION, METRICS
+
+OWN, CLOSED, MOVED = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class LayerHistory:
+    """The slots of one layer over the training.
+
+    Attributes:
+        name: the layer's dotted name.
+        source: the channel that each slot reads at the end.
+        states: at the end of each epoch, of each slot: `OWN`, `CLOSED` or `MOVED`.
+        num_closed: how often each slot was closed.
+        num_copied: how often each channel was chosen as the source of a re-opened slot.
+    """
+
+    name: str
+    source: list[int]
+    states: list[list[int]]
+    num_closed: list[int]
+    num_copied: list[int]
+
+
+@cache
+def replay(run: Run) -> list[LayerHistory]:
+    """Replay a run's allocation, layer by layer in the order of the network.
+
+    Raises:
+        ValueError: the log does not fit the network, or does not lead to what the metrics count.
+    """
+    if not run.config.is_selective:
+        return []  # learned groups and slimmed channels are not slots
+    sizes = slot_counts(run)
+    histories = {
+        name: LayerHistory(name, list(range(size)), [], [0] * size, [0] * size)
+        for name, size in sizes.items()
+    }
+    steps: dict[int, dict[str, Any]] = {row["epoch"]: row["layers"] for row in run.allocation}
+    current = {name: [OWN] * size for name, size in sizes.items()}
+    for epoch in range(run.config.epochs):
+        for name, plan in steps.get(epoch, {}).items():
+            if name not in sizes:
+                raise ValueError(f"the network has no layer {name!r}.")
+            history, state = histories[name], current[name]
+            named = [*plan["closed"], *(n for slot in plan["opened"] for n in slot[:2])]
+            if any(number >= len(state) for number in named):
+                raise ValueError(f"{name!r} has {len(state)} slots; the log names {max(named)}.")
+            for slot in plan["closed"]:
+                state[slot] = CLOSED
+                history.num_closed[slot] += 1
+            for slot, source, *_ in plan["opened"]:
+                state[slot] = MOVED
+                history.source[slot] = source
+                history.num_copied[source] += 1
+        for name, history in histories.items():
+            history.states.append(list(current[name]))
+    _check_end(run, list(histories.values()))
+    return list(histories.values())
+
+
+def _check_end(run: Run, layers: list[LayerHistory]) -> None:
+    for name, state in (("closed", CLOSED), ("moved", MOVED)):
+        replayed = sum(layer.states[-1].count(state) for layer in layers)
+        counted = run.metrics[-1][name]
+        if replayed != counted:
+            raise ValueError(
+                f"{replayed} slots are {name} by {ALLOCATION}, {counted} by {METRICS}."
+            )
+
+
+def slot_counts(run: Run) -> dict[str, int]:
+    """Return the slots of each selective layer."""
+    info = dataset_info(run.config.data, run.config.image_size)
+    model = build_model(run.config, info)
+    return {
+        name: len(layer.gate)
+        for name, layer in model.named_modules()
+        if isinstance(layer, SelectConvNd)
+    }

@@ -1,0 +1,85 @@
+"""A run's network as it ended and as it began, with test images: for figures that need both."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from selectconv.data.image_set import ImageSet
+from selectconv.data.registry import load_dataset
+from selectconv.data.serve.device_loader import DeviceLoader
+from selectconv.errors import SelectConvError
+from selectconv.report.runs.collect import Run
+from selectconv.train.checkpoint import load_weights
+from selectconv.train.network import build_model
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run's network and images.
+
+    Attributes:
+        model: with the last weights, in evaluation mode.
+        fresh: with the weights it began with.
+        images: float (N, C, H, W), normalised test images.
+        pictures: uint8 (N, C, H, W), the same to look at.
+    """
+
+    model: nn.Module
+    fresh: nn.Module
+    images: Tensor
+    pictures: Tensor
+
+
+def load_trained(run: Run, num_images: int) -> Trained | str:
+    """Load a run's network and the first test images; or say why that is not possible."""
+    if run.weights is None:
+        return "It needs the run's last.safetensors, which was not kept."
+    config = run.config
+    try:
+        splits = load_dataset(
+            config.data,
+            config.data_root,
+            fetch=False,
+            test_subset=config.test_subset,
+            image_size=config.image_size,
+        )
+        torch.manual_seed(config.seed)
+        fresh = build_model(config, splits.info)
+        model = build_model(config, splits.info)
+        load_weights(run.weights, model)
+    except SelectConvError as error:
+        return f"It could not be drawn: {error}"
+    if not all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values()):
+        return f"It could not be drawn: {run.weights.name} holds NaN or infinite values."
+    if not isinstance(splits.test, ImageSet):
+        return "It is drawn for data sets of small images only."
+    chosen = splits.test.take(torch.arange(min(num_images, len(splits.test))))
+    loader = DeviceLoader(chosen, splits.info, len(chosen), train=False)
+    images, _ = next(loader.epoch(0))
+    return Trained(model.eval(), fresh.eval(), images, chosen.images)
+
+
+@torch.no_grad()
+def watch_inputs(model: nn.Module, layer: str, images: Tensor, *, before: bool = False) -> Tensor:
+    """Return what a layer gets as input for these images.
+
+    Args:
+        model: the network.
+        layer: dotted name.
+        images: its input.
+        before: what the batch norm before the layer gives, before the activation: the paper's Y.
+    """
+    seen: list[Tensor] = []
+    name = layer.rpartition(".")[0] + ".norm" if before else layer
+    module = model.get_submodule(name)
+    if before:
+        # Copied at once: the activation works in place.
+        hook = module.register_forward_hook(lambda m, inputs, output: seen.append(output.clone()))
+    else:
+        hook = module.register_forward_pre_hook(lambda m, inputs: seen.append(inputs[0].clone()))
+    try:
+        model(images)
+    finally:
+        hook.remove()
+    return seen[0].float()

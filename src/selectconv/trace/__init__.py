@@ -1,0 +1,1 @@
+"""What a model computes: its graph, and what each operation does to channels."""

@@ -1,0 +1,146 @@
+"""A run of seconds in a process of its own, that can be told to die at a certain moment.
+
+    python tests/support/small_run.py OUT [--die MOMENT] [--resume] [--seed N] [--method M]
+
+Moments: `step N` (the N-th optimizer step), `metrics N` (right after the N-th line of metrics),
+`checkpoint N` (half-way through the N-th write of last.ckpt), `rename N` (the N-th file that is
+written but not renamed yet).
+"""
+
+import argparse
+import functools
+import hashlib
+import os
+import signal
+import sys
+
+import torch
+from jsonargparse import Namespace
+from rich.console import Console
+
+from selectconv.cli import evaluate
+from selectconv.cli.display import Lines
+from selectconv.cli.train import stoppable
+from selectconv.train import checkpoint, loop, network, run_folder
+from selectconv.train.config import resolve
+from selectconv.zoo import create_model
+
+SETTINGS = {
+    "data": "digits",
+    "subset": 96,
+    "test_subset": 40,
+    "batch_size": 32,
+    "epochs": 4,
+    "gamma": 0.2,
+    "device": "cpu",
+}
+
+
+def die() -> None:
+    """End as a power cut does."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def count_down(number: int):
+    """Return a function that tells when it is called for the N-th time."""
+    left = [number]
+
+    def is_now() -> bool:
+        left[0] -= 1
+        return left[0] == 0
+
+    return is_now
+
+
+def arrange_death(kind: str, number: int) -> None:
+    """Replace the place that is to fail by one that dies."""
+    is_now = count_down(number)
+    if kind == "step":
+        step = torch.optim.SGD.step
+        torch.optim.SGD.step = lambda self, *rest: die() if is_now() else step(self, *rest)
+    elif kind == "metrics":
+        append = run_folder.RunFolder.append
+
+        def append_and_die(self, name, row):
+            append(self, name, row)
+            if name == run_folder.METRICS and is_now():
+                die()
+
+        run_folder.RunFolder.append = append_and_die
+    elif kind == "checkpoint":
+        save = torch.save
+
+        def save_half(state, file):
+            if is_now():
+                save(state, file)
+                file.truncate(file.tell() // 2)
+                file.flush()
+                die()
+            save(state, file)
+
+        checkpoint.torch.save = save_half
+    elif kind == "rename":
+        fsync = os.fsync
+
+        def sync_and_die(handle):
+            fsync(handle)
+            if is_now():
+                die()
+
+        run_folder.os.fsync = sync_and_die
+    else:
+        raise SystemExit(f"unknown moment {kind!r}")
+
+
+def write_digests(path: str) -> None:
+    """Write a line an epoch with a hash of all weights and one of the allocation, for each rank."""
+    run_epoch = loop.Training.run_epoch
+
+    def run_and_write(self, epoch, display):
+        outcome = run_epoch(self, epoch, display)
+        weights, allocation = hashlib.sha256(), hashlib.sha256()
+        for parameter in self.model.parameters():
+            weights.update(parameter.detach().contiguous().numpy().tobytes())
+        for name, buffer in self.model.named_buffers():
+            if name.rpartition(".")[2] in ("gate", "index", "moved", "shifted"):
+                allocation.update(buffer.numpy().tobytes())
+        with open(f"{path}-{self.fabric.global_rank}", "a") as file:
+            file.write(f"{epoch} {weights.hexdigest()} {allocation.hexdigest()}\n")
+        return outcome
+
+    loop.Training.run_epoch = run_and_write
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out")
+    parser.add_argument("--die", nargs=2, metavar=("KIND", "NUMBER"))
+    parser.add_argument("--die-rank", default="0", help="the rank that is to die")
+    parser.add_argument("--digests", help="file for each rank's weights and allocation, hashed")
+    parser.add_argument("--eval", action="store_true", help="test the run's last weights instead")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--method", default="select")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    # A narrow network: the test is about the run, not about the network.
+    network.create_model = functools.partial(create_model, growth_rate=4, units=(1, 1, 1))
+    if options.die and os.environ.get("RANK", "0") == options.die_rank:
+        arrange_death(options.die[0], int(options.die[1]))
+    config = resolve({**SETTINGS, "seed": options.seed, "method": options.method})
+    folder = run_folder.RunFolder(options.out)
+    is_first = int(os.environ.get("RANK", "0")) == 0
+    if options.eval:
+        evaluate.run(Namespace(dir=options.out, best=False, holdout=False, data_root=None, json=True))
+        return
+    if is_first and not (folder / run_folder.CHECKPOINT).exists():
+        folder.start(config.to_dict())
+    console = Console(file=sys.stdout, quiet=not is_first)
+    if options.digests:
+        write_digests(options.digests)
+    with stoppable():
+        loop.train(config, folder, Lines(config, console), resume=options.resume)
+
+
+if __name__ == "__main__":
+    main()

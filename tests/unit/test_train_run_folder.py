@@ -1,0 +1,137 @@
+"""A run's folder: whole files, honest readers."""
+
+import errno
+import json
+import os
+
+import pytest
+import torch
+
+from selectconv.errors import RunError
+from selectconv.train.checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
+from selectconv.train.run_folder import METRICS, RunFolder, describe_environment, write_text
+
+STATE = {"epoch": 3, "model": {}, "optimizer": {}, "allocator": None, "best_error": 1.5}
+
+
+def test_a_write_that_fails_keeps_what_was_there(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_text(path, "before")
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match="No space left on device; what it held before is kept"):
+        write_text(path, "after")
+    assert path.read_text() == "before"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_append_that_fails_leaves_no_part_of_a_line(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path)
+    folder.append(METRICS, {"epoch": 0})
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match="cannot append"):
+        folder.append(METRICS, {"epoch": 1})
+    assert (tmp_path / METRICS).read_text() == '{"epoch": 0}\n'
+
+
+def test_half_a_line_does_not_count_and_is_cut(tmp_path):
+    folder = RunFolder(tmp_path)
+    for epoch in range(3):
+        folder.append(METRICS, {"epoch": epoch, "loss": 0.1})
+    with (tmp_path / METRICS).open("a") as file:
+        file.write('{"epoch": 3, "lo')
+    assert [row["epoch"] for row in folder.read(METRICS)] == [0, 1, 2]
+    folder.cut_after(1)
+    assert (tmp_path / METRICS).read_text().count("\n") == 2
+    folder.append(METRICS, {"epoch": 2, "loss": 0.2})
+    assert [row["epoch"] for row in folder.read(METRICS)] == [0, 1, 2]
+
+
+def test_a_line_that_is_not_json_is_named(tmp_path):
+    (tmp_path / METRICS).write_text('{"epoch": 0}\nnonsense\n')
+    with pytest.raises(RunError, match="line 2, is not JSON"):
+        RunFolder(tmp_path).read(METRICS)
+
+
+def test_numbers_that_json_does_not_have_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        RunFolder(tmp_path).append(METRICS, {"epoch": float("nan")})
+    assert not (tmp_path / METRICS).exists()
+
+
+@pytest.mark.parametrize("text", ["- 1\n", "a: [", "\0"])
+def test_settings_that_cannot_be_read(tmp_path, text):
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(RunError, match=r"config\.yaml"):
+        RunFolder(tmp_path).read_config()
+
+
+def test_clear_deletes_a_run_and_nothing_else(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.start({"seed": 0})
+    (folder / "tensorboard").mkdir()
+    (folder / "tensorboard" / "events").write_text("x")
+    (folder / "last.ckpt.part").write_text("x")
+    folder.clear()
+    assert folder.is_empty()
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match=r"notes\.txt"):
+        folder.clear()
+    assert (folder / "notes.txt").exists()
+
+
+def test_checkpoints_come_back_and_damaged_ones_are_named(tmp_path):
+    path = tmp_path / "last.ckpt"
+    save_checkpoint(path, STATE)
+    assert load_checkpoint(path) == {"format": 1, **STATE}
+    torch.save({"format": 2, **STATE}, path)
+    with pytest.raises(RunError, match="has format 2; this version reads 1"):
+        load_checkpoint(path)
+    torch.save([1, 2], path)
+    with pytest.raises(RunError, match="is not one of selectconv's"):
+        load_checkpoint(path)
+    path.write_bytes(b"nonsense")
+    with pytest.raises(RunError, match=r"last\.ckpt is damaged"):
+        load_checkpoint(path)
+
+
+class _Bomb:
+    def __reduce__(self):
+        return (os.mkdir, ("bomb",))
+
+
+def test_nothing_is_unpickled(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"format": 1, **STATE, "model": _Bomb()}, "last.ckpt")
+    with pytest.raises(RunError, match="damaged"):
+        load_checkpoint(tmp_path / "last.ckpt")
+    assert not (tmp_path / "bomb").exists()
+
+
+def test_weights_come_back_and_others_are_refused(tmp_path):
+    path = tmp_path / "last.safetensors"
+    model = torch.nn.Conv2d(3, 4, 3)
+    save_weights(path, model.to(memory_format=torch.channels_last))
+    copy = torch.nn.Conv2d(3, 4, 3)
+    load_weights(path, copy)
+    assert torch.equal(copy.weight, model.weight)
+    with pytest.raises(RunError, match="does not fit the model"):
+        load_weights(path, torch.nn.Conv2d(3, 5, 3))
+    with pytest.raises(RunError, match="has not finished an epoch yet"):
+        load_weights(tmp_path / "none.safetensors", copy)
+    path.write_bytes(b"nonsense")
+    with pytest.raises(RunError, match="damaged"):
+        load_weights(path, copy)
+
+
+def test_the_environment_is_plain_json():
+    content = json.loads(json.dumps(describe_environment()))
+    assert content["versions"]["torch"] == torch.__version__
+    assert content["cores"] >= 1

@@ -1,4 +1,4 @@
-"""Every fast path is held to the definition, for drawn shapes, allocations and layouts."""
+"""Every fast path computes the definition, for drawn shapes, allocations and layouts."""
 
 import copy
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import selectconv as sc
-from selectconv.core.kernels import norm_relu_select, select, simple_path, tap
+from selectconv.core.kernels import cpu, simple_path
 from selectconv.core.shift import reroute
 from selectconv.zoo.blocks import NormReluConv
 
@@ -37,6 +37,10 @@ class Case:
     @property
     def slots(self):
         return len(self.gate)
+
+    def open_slots(self, shift):
+        """The arguments of a kernel that computes the open slots, with this shift."""
+        return self.index[self.gate], shift[self.gate], self.shifted[self.gate]
 
     def fill(self, layer):
         for name in ("gate", "index", "shifted"):
@@ -88,9 +92,9 @@ def assert_close(ours, exact):
 
 
 @given(cases())
-def test_select_is_the_definition(case):
+def test_reroute_is_the_definition(case):
     def ours(x):
-        return select(x, case.gate, case.index, shift, case.shifted)
+        return cpu.reroute(x, *case.open_slots(shift))
 
     def definition(x):
         return reroute(x, case.index, exact_shift, case.shifted)[:, case.gate]
@@ -105,7 +109,7 @@ def test_select_is_the_definition(case):
 
 
 @given(cases(), st.booleans())
-def test_norm_relu_select_is_the_definition(case, training):
+def test_norm_relu_reroute_is_the_definition(case, training):
     if training and case.x.numel() == case.slots:
         return  # batch norm refuses one value a channel
     norm = NORM[case.axes](case.slots)
@@ -119,7 +123,7 @@ def test_norm_relu_select_is_the_definition(case, training):
     exact_shift = case.shift.double().requires_grad_()
 
     def ours(x):
-        return norm_relu_select(x, norm, case.gate, case.index, shift, case.shifted)
+        return cpu.norm_relu_reroute(x, norm, *case.open_slots(shift))
 
     def definition(x):
         return reroute(F.relu(exact(x)), case.index, exact_shift, case.shifted)[:, case.gate]
@@ -136,7 +140,7 @@ def test_a_tap_adds_its_gradient_to_that_of_the_input(case):
     exact_shift = case.shift.double().requires_grad_()
 
     def ours(x):
-        same, taken = tap(x, case.gate, case.index, shift, case.shifted)
+        same, taken = cpu.tap(x, *case.open_slots(shift))
         return torch.cat([same * 2, taken], dim=1)
 
     def definition(x):

@@ -65,7 +65,7 @@ def test_without_a_compiler_the_definition_runs_and_says_so(fresh_build, monkeyp
         "torch's operations: no C compiler (cc, gcc, clang) found"
     )
     layer, x = moved_layer(), torch.randn(2, 8, 5, 5)
-    assert not kernels.can_run(x)
+    assert not kernels.cpu.can_run(x)
     exact = F.conv2d(layer.select(x), layer.weight, layer.bias)
     torch.testing.assert_close(layer(x), exact)
     assert "no C compiler" in str(sc.describe(nn.Sequential(layer)))
@@ -129,7 +129,7 @@ def test_describe_names_the_path():
     ],
 )
 def test_can_run(x, runs):
-    assert kernels.can_run(x) is runs
+    assert kernels.cpu.can_run(x) is runs
 
 
 @needs_kernel
@@ -137,14 +137,16 @@ def test_not_where_single_operations_are_watched():
     x = torch.zeros(1, 2, 3, 3)
     seen = []
     with pytest.warns(DeprecationWarning, match=r"torch\.jit\.trace"):
-        torch.jit.trace(lambda t: (seen.append(kernels.can_run(t)), t + 1)[1], x, check_trace=False)
-    torch.func.vmap(lambda t: (seen.append(kernels.can_run(t)), t)[1])(x[None])
+        torch.jit.trace(
+            lambda t: (seen.append(kernels.cpu.can_run(t)), t + 1)[1], x, check_trace=False
+        )
+    torch.func.vmap(lambda t: (seen.append(kernels.cpu.can_run(t)), t)[1])(x[None])
     with FlopCounterMode(display=False):
-        seen.append(kernels.can_run(x))
+        seen.append(kernels.cpu.can_run(x))
     with torch.autograd.forward_ad.dual_level():
-        seen.append(kernels.can_run(x))
+        seen.append(kernels.cpu.can_run(x))
     assert not any(seen)
-    assert kernels.can_run(x)
+    assert kernels.cpu.can_run(x)
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
@@ -202,8 +204,9 @@ def test_deterministic_whatever_the_threads(memory_format):
         torch.set_num_threads(threads)
         leaf = x.clone(memory_format=torch.preserve_format).requires_grad_()
         shift = block.conv.shift.detach().clone().requires_grad_()
-        allocation = (block.conv.gate, block.conv.index, shift, block.conv.shifted)
-        out = kernels.norm_relu_select(leaf, copy.deepcopy(block.norm), *allocation)
+        is_open = block.conv.gate.nonzero().flatten()
+        allocation = (block.conv.index[is_open], shift[is_open], block.conv.shifted[is_open])
+        out = kernels.cpu.norm_relu_reroute(leaf, copy.deepcopy(block.norm), *allocation)
         (out * torch.arange(out.numel()).view_as(out)).sum().backward()
         results.append([out, leaf.grad, shift.grad])
     for other in results[1:]:
@@ -253,7 +256,7 @@ def test_second_derivatives_through_norm_and_relu(training):
                 F.relu(n(leaf)), layer.gate, layer.index, shift, layer.shifted
             )
         else:
-            out = kernels.norm_relu_select(leaf, n, layer.gate, layer.index, shift, layer.shifted)
+            out = kernels.cpu.norm_relu_reroute(leaf, n, layer.index, shift, layer.shifted)
         (first,) = torch.autograd.grad(out.pow(3).sum(), leaf, create_graph=True)
         first.square().sum().backward()
         grads.append([leaf.grad, shift.grad, n.weight.grad])
@@ -268,7 +271,7 @@ def test_running_statistics_without_momentum_are_the_plain_average():
     layer.index.clamp_(max=2)
     for _ in range(3):
         x = torch.randn(4, 3, 5, 5) * 3 + 7
-        kernels.norm_relu_select(x, norm, layer.gate, layer.index, None, layer.shifted)
+        kernels.cpu.norm_relu_reroute(x, norm, layer.index, None, layer.shifted)
         exact(x)
     for one, other in zip(norm.buffers(), exact.buffers(), strict=True):
         torch.testing.assert_close(one, other)
@@ -279,8 +282,8 @@ def test_statistics_far_from_zero_keep_their_digits():
     x = torch.randn(8, 4, 16, 16) + 1e4
     for layout in (torch.contiguous_format, torch.channels_last):
         norm = nn.BatchNorm2d(4, momentum=1.0)
-        same = (torch.ones(4, dtype=torch.bool), torch.arange(4), None, torch.zeros(4).bool())
-        kernels.norm_relu_select(x.to(memory_format=layout), norm, *same)
+        same = (torch.arange(4), None, None)
+        kernels.cpu.norm_relu_reroute(x.to(memory_format=layout), norm, *same)
         var = x.double().var(dim=(0, 2, 3))
         torch.testing.assert_close(norm.running_var.double(), var, rtol=1e-3, atol=0.0)
 
@@ -290,7 +293,7 @@ def test_nan_is_not_hidden_by_the_relu():
     norm, layer = nn.BatchNorm2d(8).eval(), moved_layer()
     x = torch.zeros(1, 8, 3, 3)
     x[0, 0, 0, 0] = float("nan")
-    out = kernels.norm_relu_select(x, norm, layer.gate, layer.index, layer.shift, layer.shifted)
+    out = kernels.cpu.norm_relu_reroute(x, norm, layer.index, layer.shift, layer.shifted)
     assert out.isnan().nonzero().tolist() == [[0, 0, 0, 0]]
 
 
@@ -321,7 +324,7 @@ def test_closed_slots_are_not_convolved():
         counts.append(shapes)
     wide, narrow = counts
     assert wide == [(64, 64, 3, 3)]
-    assert narrow == ([(64, 16, 3, 3)] if kernels.can_run(torch.ones(1, 1, 1)) else wide)
+    assert narrow == ([(64, 16, 3, 3)] if kernels.cpu.can_run(torch.ones(1, 1, 1)) else wide)
 
 
 # torch.compile

@@ -73,7 +73,7 @@ class TestSelect:
         x, *allocation = make(case, layout=layout, start=start)
         assert triton_select.can_run(x)
         seed = torch.randn(len(x), len(allocation[0]), *x.shape[2:])
-        out, grad_x, grad_shift = gradients(triton_select.select, x, *allocation, seed)
+        out, grad_x, grad_shift = gradients(triton_select.reroute, x, *allocation, seed)
         expected = reroute(x, *allocation)
         assert torch.equal(out, expected)
         assert out.stride() == expected.stride()
@@ -91,7 +91,7 @@ class TestSelect:
         seed = torch.randn(len(x), len(index), *x.shape[2:]).to(dtype)
         if case == "one axis":
             shift = shift.to(dtype)
-        results = gradients(triton_select.select, x, index, shift, shifted, seed)
+        results = gradients(triton_select.reroute, x, index, shift, shifted, seed)
         assert [tensor.dtype for tensor in results] == [dtype, dtype, shift.dtype]
         exact = gradients(reroute, x.double(), index, shift.double(), shifted, seed)
         for result, expected in zip(results, exact, strict=True):
@@ -102,7 +102,7 @@ class TestSelect:
         x, index, shift, shifted = make("copies of one, and of itself")
         for nothing in ((None, None), (shift, None), (None, shifted)):
             x.requires_grad_()
-            out = triton_select.select(x, index, *nothing)
+            out = triton_select.reroute(x, index, *nothing)
             assert torch.equal(out, x[:, index])
             seed = torch.randn_like(out)
             (grad_x,) = torch.autograd.grad(out, x, seed)
@@ -113,23 +113,23 @@ class TestSelect:
         x, index, shift, shifted = make("copies of one, and of itself")
         seed = torch.randn(len(x), len(index), *x.shape[2:])
         spoilt = shift.masked_fill(~shifted[:, None], float("nan"))
-        expected = gradients(triton_select.select, x, index, shift, shifted, seed)
+        expected = gradients(triton_select.reroute, x, index, shift, shifted, seed)
         for result, clean in zip(
-            gradients(triton_select.select, x, index, spoilt, shifted, seed), expected, strict=True
+            gradients(triton_select.reroute, x, index, spoilt, shifted, seed), expected, strict=True
         ):
             assert torch.equal(result, clean)
 
     def test_nan_in_a_shift_stays_visible(self):
         x, index, shift, shifted = make("one image")
         shift[1, 0] = float("nan")
-        out = triton_select.select(x, index, shift, shifted)
+        out = triton_select.reroute(x, index, shift, shifted)
         assert out.isnan().all(dim=(2, 3)).tolist() == [[False, True, False, False]]
 
     def test_any_strides_do(self):
         _, index, shift, shifted = make("one image")
         index, shift = index.repeat_interleave(2)[::2], shift.T.contiguous().T
         x = torch.randn(2, 3, 4, 10)[..., ::2].transpose(2, 3).requires_grad_()
-        out = triton_select.select(x, index, shift, shifted)
+        out = triton_select.reroute(x, index, shift, shifted)
         assert torch.equal(out, reroute(x, index, shift, shifted))
         (grad_x,) = torch.autograd.grad(out.sum(), x)  # a gradient with strides of zero
         (expected,) = torch.autograd.grad(reroute(x, index, shift, shifted).sum(), x)
@@ -138,14 +138,14 @@ class TestSelect:
     def test_is_deterministic(self):
         x, *allocation = make("copies of one, and of itself")
         seed = torch.randn(len(x), len(allocation[0]), *x.shape[2:])
-        first, second = (gradients(triton_select.select, x, *allocation, seed) for _ in "12")
+        first, second = (gradients(triton_select.reroute, x, *allocation, seed) for _ in "12")
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
     @pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)])
     def test_second_derivatives(self, wanted):
         x, index, shift, shifted = make("one axis")
         results = []
-        for function in (triton_select.select, reroute):
+        for function in (triton_select.reroute, reroute):
             leaves = [x.clone().requires_grad_(wanted[0]), shift.clone().requires_grad_(wanted[1])]
             out = function(leaves[0], index, leaves[1], shifted)
             leaves = [leaf for leaf in leaves if leaf.requires_grad]
@@ -169,7 +169,7 @@ class TestSelect:
                 triton_select, "_kernels", lambda: triton_select.SimpleNamespace(**kernels)
             )
             meta = [tensor.to("meta") for tensor in (x, index, shift, shifted)]
-            out = gradients(triton_select.select, *meta, torch.empty(1, 4, 5, 2, device="meta"))
+            out = gradients(triton_select.reroute, *meta, torch.empty(1, 4, 5, 2, device="meta"))
         assert [tensor.shape for tensor in out] == [(1, 4, 5, 2), x.shape, shift.shape]
         assert launched == [
             (8,),

@@ -5,7 +5,9 @@ parameter, and nowhere else: nothing is cached, so loading, moving, copying or b
 all it takes to move an allocation.
 """
 
-from typing import Any, Self, cast
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -13,13 +15,23 @@ from torch import Tensor, nn
 
 from selectconv.checks import check_tensor
 from selectconv.core import kernels
-from selectconv.core.kernels import triton_select
 from selectconv.core.mean_source import MeanSource, ObservedMean
 from selectconv.core.shift import can_read, reroute
 from selectconv.core.slots import SlottedConvNd
 
 # Multiplies of a conv, forward and backward, in the time that copying one of its inputs takes.
 _COPY_COST = 100
+
+
+_Allocation = tuple[Tensor, Tensor | None, Tensor]  # index, shift, shifted
+
+
+class _SlotCounts(NamedTuple):
+    """How many slots are closed, how many read anything but their own channel, how many shifted."""
+
+    closed: int
+    rerouted: int
+    shifted: int
 
 
 class SelectConvNd(SlottedConvNd):
@@ -100,67 +112,60 @@ class SelectConvNd(SlottedConvNd):
         """Convolve the rebuilt input; `input` itself is never written into."""
         if not self._is_input(input):
             return self._convolve(input, self.weight)  # refuses it, in torch's words
+        x = input if input.ndim == self.weight.ndim else input[None]  # convs take unbatched inputs
         if self.training and isinstance(self._mean_source, ObservedMean):
-            self._observe(input)
-        if not can_read(self.gate):
-            # No look at the buffers' values: one graph serves every allocation.
-            return self._convolve(self._reroute(input, self._rerouted()), self._open_weight())
-        if triton_select.can_run(self._batched(input)):
-            # Nor here, where a look would make the host wait for the GPU, layer by layer.
-            return self._convolve(self._reroute(input, self._rerouted()), self._open_weight())
-        any_closed, any_rerouted, any_shifted = self._read_allocation()
-        if any_rerouted and kernels.can_run(self._batched(input)):
-            if self._splits():
-                return self._convolve_apart(input)
-            return self._convolve_open(input, None, any_closed)
-        if any_closed and self._gathers_open(input):
-            return self._convolve_open(input, None, any_closed)
-        weight = self._open_weight() if any_closed else self.weight
-        if not any_shifted:
-            weight = self._with_shift(weight)
-        x = self._reroute(input, self._rerouted()) if any_rerouted else input
-        return self._convolve(x, weight)
+            buffers = (self.observed_mean, self.observed_var, self.observed_batches)
+            self._mean_source.observe(x, *buffers)
+        out = self._choose_path(x)(x)
+        return out if x is input else out[0]
 
-    def fuses(self, norm: nn.Module, x: Tensor) -> bool:
-        """Tell whether `forward_norm_relu` can take `norm(x)` into its kernel.
+    def _choose_path(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """Choose how to compute: all of them compute the same."""
+        kernel = kernels.find_kernel(x)
+        if not can_read(self.gate) or not (kernel is None or kernel.READS_ALLOCATION):
+            # No look at the buffers' values: one graph serves every allocation, and no GPU waits.
+            return partial(self._convolve_every_slot, kernel=kernel)
+        slots = self._count_slots()
+        if kernel is None or not (slots.rerouted or self._gathers(slots)):
+            return partial(self._convolve_masked, slots=slots)
+        if slots.rerouted and self._splits(slots):
+            return self._convolve_apart
+        return partial(self._convolve_open, slots=slots)
 
-        Not in a fresh layer, where it would save a little: that one computes exactly, to the last
-        bit, what plain modules compute.
+    def forward_norm_relu(self, x: Tensor, norm: nn.Module) -> Tensor | None:
+        """Compute `self(relu(norm(x)))` with norm, ReLU and SelectChannel in one kernel.
+
+        Closed slots are computed nowhere. Returns None, and changes nothing, where that kernel
+        cannot run; and for a fresh layer, where it would save a little: that one computes exactly,
+        to the last bit, what plain modules compute.
         """
-        return (
-            type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d)
+        if not (
+            isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
+            and type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d)  # a subclass may compute otherwise
             and norm.weight is not None
             and norm.weight.dtype == torch.float32
             and norm.bias is not None
             and self._is_input(x)
             and x.ndim == self.weight.ndim
-            and kernels.can_run(x)
+            and kernels.find_kernel(x) is kernels.cpu
             and x.numel() > x.shape[1]  # with one value a channel torch's batch norm refuses
             and not (self.training and isinstance(self._mean_source, ObservedMean))
             and not has_hooks(norm)
             and not has_hooks(self)
-            and bool(self.gate.any())  # a conv needs an input
-            and any(self._read_allocation())
-        )
-
-    def forward_norm_relu(self, x: Tensor, norm: nn.modules.batchnorm._BatchNorm) -> Tensor:
-        """Compute `self(relu(norm(x)))` with norm, ReLU and SelectChannel in one kernel.
-
-        Closed slots are computed nowhere. Only where `fuses(norm, x)`.
-        """
-        return self._convolve_open(x, norm, self._read_allocation()[0])
+        ):
+            return None
+        slots = self._count_slots()
+        is_fresh = not (slots.closed or slots.rerouted)
+        if is_fresh or slots.closed == self.in_channels:  # a conv needs an input
+            return None
+        return self._convolve_open(x, slots=slots, norm=norm)
 
     def select(self, x: Tensor) -> Tensor:
         """Rebuild an input (N, I, ...) as the conv sees it: SelectChannel of Section 2.2."""
         check_tensor("x", x, (None, self.in_channels, *[None] * self._num_axes))
-        rebuilt = self._reroute(x, self._rerouted())
+        rebuilt = self._reroute(x)
         # torch.where keeps the memory format; masked_fill makes its copy contiguous.
         return torch.where(self.gate.view(1, -1, *[1] * self._num_axes), rebuilt, 0.0)
-
-    def _observe(self, x: Tensor) -> None:
-        source = cast(ObservedMean, self._mean_source)
-        batch = x if x.ndim == self.weight.ndim else x[None]
-        source.observe(batch, self.observed_mean, self.observed_var, self.observed_batches)
 
     def _is_input(self, x: Tensor) -> bool:
         """Tell whether `x` is (N, I, ...) or unbatched (I, ...)."""
@@ -171,11 +176,10 @@ class SelectConvNd(SlottedConvNd):
         own = torch.arange(self.in_channels, device=self.index.device)
         return self.gate & (self.shifted | (self.index != own))
 
-    def _reroute(self, x: Tensor, rerouted: Tensor) -> Tensor:
-        if x.ndim == self.weight.ndim - 1:  # an unbatched input, which convs accept
-            return self._reroute(x[None], rerouted)[0]
-        shifted = None if self.shift is None else self.shifted & rerouted
-        run = triton_select.select if triton_select.can_run(x) else reroute
+    def _reroute(self, x: Tensor, kernel: kernels.Kernel | None = None) -> Tensor:
+        """SelectChannel without the gate: `x` (N, I, ...) as every slot reads it."""
+        run = reroute if kernel is None else kernel.reroute
+        shifted = None if self.shift is None else self.shifted & self.gate
         return run(x, self.index, self.shift, shifted)
 
     def _open_weight(self) -> Tensor:
@@ -195,64 +199,73 @@ class SelectConvNd(SlottedConvNd):
         never = torch.zeros((), dtype=torch.bool, device=weight.device)
         return torch.where(never, self.shift.sum(), weight)
 
-    def _read_allocation(self) -> tuple[bool, bool, bool]:
-        """Read whether any slot is closed, rerouted, shifted: in every forward, so not by torch."""
+    def _count_slots(self) -> "_SlotCounts":
+        """Count the slots that need work: in every forward, so with numpy, not torch."""
         buffers = [self.gate, self.shifted, self.index]
         if self.gate.device.type != "cpu":
             buffers = list(torch.stack([buffer.long() for buffer in buffers]).cpu())  # one transfer
         gate, shifted, index = (buffer.numpy() for buffer in buffers)
         gate, shifted = gate.astype(bool), (shifted & gate).astype(bool)
         rerouted = shifted | (gate & (index != np.arange(len(index))))
-        return not gate.all(), bool(rerouted.any()), bool(shifted.any())
+        counts = (np.count_nonzero(flags) for flags in (~gate, rerouted, shifted))
+        return _SlotCounts(*map(int, counts))
 
-    def _batched(self, x: Tensor) -> Tensor:
-        return x if x.ndim == self.weight.ndim else x[None]
-
-    def _gathers_open(self, x: Tensor) -> bool:
-        """Tell whether copying the open channels costs less than convolving the closed ones."""
-        if self.groups > 1 or not kernels.can_run(self._batched(x)):
+    def _gathers(self, slots: "_SlotCounts") -> bool:
+        """Return whether copying the open channels costs less than convolving the closed ones."""
+        if self.groups > 1 or slots.closed == self.in_channels:  # a conv needs an input
             return False
-        closed = self.in_channels - int(self.gate.sum())
-        if closed == self.in_channels:
-            return False  # a conv needs an input
-        multiplies = self.weight[:, 0].numel() * closed
-        return multiplies > _COPY_COST * (self.in_channels - closed)
+        multiplies = self.weight[:, 0].numel() * slots.closed
+        return multiplies > _COPY_COST * (self.in_channels - slots.closed)
 
-    def _splits(self) -> bool:
-        """Tell whether convolving the rerouted slots apart costs less than a copy of the input."""
-        multiplies = self.weight[:, 0].numel() * int(self._rerouted().sum())
+    def _splits(self, slots: "_SlotCounts") -> bool:
+        """Return whether convolving rerouted slots apart costs less than copying the input."""
+        multiplies = self.weight[:, 0].numel() * slots.rerouted
         return self.groups == 1 and multiplies < _COPY_COST * self.in_channels
+
+    def _convolve_every_slot(self, x: Tensor, kernel: kernels.Kernel | None) -> Tensor:
+        """Convolve all slots, with weights of zero where they are closed."""
+        return self._convolve(self._reroute(x, kernel), self._open_weight())
+
+    def _convolve_masked(self, x: Tensor, slots: "_SlotCounts") -> Tensor:
+        """Convolve in torch's operations, the input as it is if no slot reads another channel."""
+        weight = self._open_weight() if slots.closed else self.weight
+        if not slots.shifted:
+            weight = self._with_shift(weight)
+        return self._convolve(self._reroute(x) if slots.rerouted else x, weight)
 
     def _convolve_apart(self, x: Tensor) -> Tensor:
         """Convolve the input as it is, without a copy of it, and add the rerouted slots' part."""
         rerouted = self._rerouted()
-        slots = rerouted.nonzero().flatten()
         keeps = (self.gate & ~rerouted).view(1, -1, *[1] * self._num_axes)
         own_weight = torch.where(keeps, self.weight, 0.0)
-        batch = self._batched(x)
-        batch, moved = kernels.tap(batch, rerouted, self.index, self.shift, self.shifted)
-        if x.ndim != batch.ndim:
-            batch, moved = batch[0], moved[0]
+        slots = rerouted.nonzero().flatten()
+        x, moved = kernels.cpu.tap(x, *self._allocation_of(slots))
         forward = cast(Any, self)._conv_forward
         part: Tensor = forward(moved, self.weight.index_select(1, slots), None)
-        return cast(Tensor, forward(batch, own_weight, self.bias).add_(part))
+        return cast(Tensor, forward(x, own_weight, self.bias).add_(part))
 
     def _convolve_open(
-        self, x: Tensor, norm: nn.modules.batchnorm._BatchNorm | None, any_closed: bool
+        self,
+        x: Tensor,
+        slots: "_SlotCounts",
+        norm: nn.modules.batchnorm._BatchNorm | None = None,
     ) -> Tensor:
-        """Convolve in the kernels' way: what is closed is not there, in input and weight."""
-        gate, weight = self.gate, self.weight
-        if any_closed and self.groups == 1:
-            weight = weight.index_select(1, gate.nonzero().flatten())
-        elif any_closed:  # groups that differ in size are no conv
-            gate, weight = torch.ones_like(gate), self._open_weight()
-        allocation = (gate, self.index, self.shift, self.shifted)
-        batch = self._batched(x)
+        """Convolve the open slots alone: what is closed is not there, in input and weight."""
+        weight: Tensor = self.weight
+        allocation: _Allocation = (self.index, self.shift, self.shifted & self.gate)
+        if slots.closed and self.groups == 1:
+            is_open = self.gate.nonzero().flatten()
+            weight, allocation = weight.index_select(1, is_open), self._allocation_of(is_open)
+        elif slots.closed:  # groups that differ in size are no conv
+            weight = self._open_weight()
         if norm is None:
-            selected = kernels.select(batch, *allocation)
-        else:
-            selected = kernels.norm_relu_select(batch, norm, *allocation)
-        return self._convolve(selected if x is batch else selected[0], weight)
+            return self._convolve(kernels.cpu.reroute(x, *allocation), weight)
+        return self._convolve(kernels.cpu.norm_relu_reroute(x, norm, *allocation), weight)
+
+    def _allocation_of(self, slots: Tensor) -> _Allocation:
+        """Return index, shift and shifted of some open slots."""
+        shift = None if self.shift is None else self.shift.index_select(0, slots)
+        return self.index.index_select(0, slots), shift, self.shifted.index_select(0, slots)
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         return cast(Tensor, cast(Any, self)._conv_forward(x, weight, self.bias))

@@ -15,7 +15,7 @@ from selectconv.zoo.slot_norm import SlotNormConv2d, SlotNormReluConv
 class NormReluConv(nn.Sequential):
     """BN -> ReLU -> (dropout ->) conv; a selective conv takes all of it into one kernel.
 
-    The kernel runs where it can (`SelectConvNd.fuses`) and computes what the modules compute.
+    The kernel runs where it can and computes what the modules compute.
     """
 
     norm: nn.BatchNorm2d
@@ -31,9 +31,10 @@ class NormReluConv(nn.Sequential):
             and type(self.relu) is nn.ReLU
             and not has_hooks(self.relu)
             and not self._drops()
-            and conv.fuses(self.norm, input)
         ):
-            return conv.forward_norm_relu(input, self.norm)
+            out = conv.forward_norm_relu(input, self.norm)
+            if out is not None:
+                return out
         return cast(Tensor, cast(Any, super()).forward(input))
 
     def _drops(self) -> bool:

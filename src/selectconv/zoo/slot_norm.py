@@ -21,7 +21,6 @@ from selectconv.core import kernels
 from selectconv.core.allocation import LayerPlan
 from selectconv.core.layer import SelectConv2d
 from selectconv.core.mean_source import BatchNormMean
-from selectconv.core.shift import can_read
 from selectconv.errors import AllocationError
 
 
@@ -40,10 +39,7 @@ class SlotNormConv2d(SelectConv2d):
 
     def reroute(self, x: Tensor) -> Tensor:
         """SelectChannel without the gate, for the norm that comes next."""
-        if can_read(self.gate) and kernels.can_run(x):
-            every = torch.ones_like(self.gate)
-            return kernels.select(x, every, self.index, self.shift, self.shifted & self.gate)
-        return self._reroute(x, self._rerouted())
+        return self._reroute(x, kernels.find_kernel(x))
 
     def select(self, x: Tensor) -> Tensor:
         """Close the closed slots of the conv's input."""

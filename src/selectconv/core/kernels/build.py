@@ -25,7 +25,7 @@ _INSTRUCTIONS = {"AVX512": "-march=x86-64-v4", "AVX2": "-march=x86-64-v3"}
 
 
 @dataclass(frozen=True)
-class Kernel:
+class Build:
     """The loaded library, or why there is none.
 
     Attributes:
@@ -38,7 +38,7 @@ class Kernel:
 
 
 @functools.cache
-def load_kernel() -> Kernel:
+def load_kernel() -> Build:
     """Load the C kernel, compiling it first where this machine has not done so yet."""
     compiler = _find_compiler()
     capability = torch.backends.cpu.get_cpu_capability()
@@ -55,12 +55,12 @@ def load_kernel() -> Kernel:
             path = _cache_folder() / name
             if not path.exists():
                 if compiler is None:
-                    return Kernel(None, f"no C compiler ({', '.join(_COMPILERS)}) found")
+                    return Build(None, f"no C compiler ({', '.join(_COMPILERS)}) found")
                 _compile(compiler, source, flags + threads, path)
-            return Kernel(_declare(ctypes.CDLL(str(path))), how)
+            return Build(_declare(ctypes.CDLL(str(path))), how)
         except (OSError, subprocess.SubprocessError) as error:
             failure = str(error).splitlines()[0]
-    return Kernel(None, f"the C kernel cannot be built or loaded: {failure}")
+    return Build(None, f"the C kernel cannot be built or loaded: {failure}")
 
 
 def _find_compiler() -> str | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from selectconv.core.kernels.build import load_kernel
 from selectconv.core.kernels.switch import is_simple, is_watched
-from selectconv.core.shift import reroute
+from selectconv.core.shift import reroute as define
 
 _BAD_INDEX = 2  # of select.c
 
@@ -25,11 +25,15 @@ class _Shape(ctypes.Structure):
 
 
 class _Allocation(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_void_p) for name in ("gate", "shifted", "index", "shift")]
+    _fields_ = [(name, ctypes.c_void_p) for name in ("shifted", "index", "shift")]
+
+
+# Reading the allocation on the CPU costs nothing: closed slots can be left out.
+READS_ALLOCATION = True
 
 
 def can_run(x: Tensor) -> bool:
-    """Tell whether the C kernel serves this input, here and now.
+    """Return whether the C kernel serves this input, here and now.
 
     Only float32 with one or two dense spatial axes, and nothing that watches single operations.
     """
@@ -46,44 +50,59 @@ def can_run(x: Tensor) -> bool:
     )
 
 
-def select(x: Tensor, gate: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor) -> Tensor:
-    """Rebuild the open slots of an input: (N, open slots, ...), in the order of the slots.
+def find_obstacle(device: torch.device) -> str | None:
+    """Say in a few words why there is no C kernel for a device; None: there is one."""
+    if device.type != "cpu":
+        return f"no kernel for {device.type}"
+    built = load_kernel()
+    return built.about if built.library is None else None
 
-    `selectconv.core.shift.reroute(x, index, shift, shifted)[:, gate]`, without checks.
-    """
-    return _Select.apply(x, None, None, shift, gate, index, shifted, None)  # type: ignore[no-any-return, no-untyped-call]
+
+def describe() -> str:
+    """Name the kernel: how it was built."""
+    return load_kernel().about
+
+
+def reroute(x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | None) -> Tensor:
+    """Compute `core.shift.reroute(x, index, shift, shifted)`."""
+    return _Reroute.apply(x, None, None, *_shifts(shift, shifted), index, None)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def tap(
-    x: Tensor, gate: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor
+    x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return `x` and `select(x, ...)`, whose gradient is added into that of the `x` returned.
+    """Return `x` and `reroute(x, ...)`, whose gradient is added into that of the `x` returned.
 
     For few slots, it saves a pass over the whole gradient. The `x` returned must be used by one
     operation alone, which makes a gradient of its own.
     """
-    return _Tap.apply(x, shift, gate, index, shifted)  # type: ignore[no-any-return, no-untyped-call]
+    return _Tap.apply(x, *_shifts(shift, shifted), index)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def norm_relu_select(
+def norm_relu_reroute(
     x: Tensor,
     norm: "torch.nn.modules.batchnorm._BatchNorm",
-    gate: Tensor,
     index: Tensor,
     shift: Tensor | None,
-    shifted: Tensor,
+    shifted: Tensor | None,
 ) -> Tensor:
-    """Compute `select(relu(norm(x)), ...)` in one pass over `x`; updates the norm's statistics."""
+    """Compute `reroute(relu(norm(x)), ...)` in one pass over `x`; updates the norm's statistics."""
     if norm.training or norm.running_mean is None or norm.running_var is None:
         mean, var = _moments(x)
         _update_running(norm, mean, var, x.numel() // x.shape[1])
     else:
         mean, var = norm.running_mean, norm.running_var
     statistics = (mean, torch.rsqrt(var + norm.eps), norm.eps, mean is not norm.running_mean)
-    return _Select.apply(x, norm.weight, norm.bias, shift, gate, index, shifted, statistics)  # type: ignore[no-any-return, no-untyped-call]
+    shifts = _shifts(shift, shifted)
+    return _Reroute.apply(x, norm.weight, norm.bias, *shifts, index, statistics)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _Select(torch.autograd.Function):
+def _shifts(shift: Tensor | None, shifted: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return both or neither."""
+    return (None, None) if shift is None or shifted is None else (shift, shifted)
+
+
+class _Reroute(torch.autograd.Function):
     """Inputs: x, batch norm's weight and bias, shift; then what has no derivative."""
 
     @staticmethod
@@ -93,12 +112,12 @@ class _Select(torch.autograd.Function):
         bn_weight: Tensor | None,
         bn_bias: Tensor | None,
         shift: Tensor | None,
-        gate: Tensor,
+        shifted: Tensor | None,
         index: Tensor,
-        shifted: Tensor,
         statistics: tuple[Tensor, Tensor, float, bool] | None,
     ) -> Tensor:
-        gate, index, shifted = gate.contiguous(), index.contiguous(), shifted.contiguous()
+        index = index.contiguous()
+        shifted = None if shifted is None else shifted.contiguous()
         shift = None if shift is None else shift.to(torch.float32).contiguous()
         scale = offset = mean = inverse = None
         ctx.eps, ctx.is_batch = 0.0, False
@@ -108,25 +127,26 @@ class _Select(torch.autograd.Function):
             mean, inverse, ctx.eps, ctx.is_batch = statistics
             scale = bn_weight * inverse
             offset = torch.addcmul(bn_bias, mean, scale, value=-1)
-        out = torch.empty(_slots_shape(x, int(gate.sum())), dtype=x.dtype, memory_format=_format(x))
-        shape, allocation = _describe(x, gate, index, shift, shifted, scale is not None)
+        slots = (x.shape[0], len(index), *x.shape[2:])
+        out = torch.empty(slots, dtype=x.dtype, memory_format=_format(x))
+        shape, allocation = _describe(x, index, shift, shifted, scale is not None)
         _check(
             load_kernel().library.select_forward(  # type: ignore[union-attr]
                 ctypes.byref(shape), ctypes.byref(allocation), *_pointers(x, scale, offset, out)
             )
         )
         ctx.save_for_backward(
-            x, bn_weight, bn_bias, shift, gate, index, shifted, scale, offset, mean, inverse
+            x, bn_weight, bn_bias, shift, shifted, index, scale, offset, mean, inverse
         )
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, bn_weight, bn_bias, shift, gate, index, shifted = ctx.saved_tensors[:7]
-        scale, offset, mean, inverse = ctx.saved_tensors[7:]
+        x, bn_weight, bn_bias, shift, shifted, index = ctx.saved_tensors[:6]
+        scale, offset, mean, inverse = ctx.saved_tensors[6:]
         if torch.is_grad_enabled():  # a derivative of this derivative is wanted
             inputs = (x, bn_weight, bn_bias, shift)
-            out = _definition(ctx, *inputs, gate, index, shifted, mean, inverse)
+            out = _definition(ctx, *inputs, shifted, index, mean, inverse)
             wanted = [
                 tensor
                 for tensor, needed in zip(inputs, ctx.needs_input_grad, strict=False)
@@ -137,12 +157,12 @@ class _Select(torch.autograd.Function):
                     out, wanted, grad, create_graph=True, allow_unused=True, materialize_grads=True
                 )
             )
-            return (*(next(grads) if n else None for n in ctx.needs_input_grad[:4]), *[None] * 4)
+            return (*(next(grads) if n else None for n in ctx.needs_input_grad[:4]), *[None] * 3)
         grad = grad.contiguous(memory_format=_format(x))
         grad_x = torch.empty_like(x)
         grad_shift = None if shift is None else torch.empty_like(shift)
         sums = None if scale is None else x.new_empty(x.shape[1], 2)
-        shape, allocation = _describe(x, gate, index, shift, shifted, scale is not None)
+        shape, allocation = _describe(x, index, shift, shifted, scale is not None)
         library = load_kernel().library
         assert library is not None
         _check(
@@ -162,7 +182,7 @@ class _Select(torch.autograd.Function):
             library.norm_backward(
                 ctypes.byref(shape), *_pointers(x, scale, mean, lift, tilt, grad_x)
             )
-        return grad_x, grad_weight, grad_bias, grad_shift, None, None, None, None
+        return grad_x, grad_weight, grad_bias, grad_shift, None, None, None
 
 
 class _Tap(torch.autograd.Function):
@@ -170,25 +190,25 @@ class _Tap(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, shift: Tensor | None, gate: Tensor, index: Tensor, shifted: Tensor
+        ctx: Any, x: Tensor, shift: Tensor | None, shifted: Tensor | None, index: Tensor
     ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(x, shift, gate, index, shifted)
-        return x.view_as(x), select(x, gate, index, shift, shifted)
+        ctx.save_for_backward(x, shift, shifted, index)
+        return x.view_as(x), reroute(x, index, shift, shifted)
 
     @staticmethod
     def backward(ctx: Any, grad_x: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, shift, gate, index, shifted = ctx.saved_tensors
+        x, shift, shifted, index = ctx.saved_tensors
         if torch.is_grad_enabled():  # a derivative of this derivative is wanted
-            out = _definition(ctx, x, None, None, shift, gate, index, shifted, None, None)
+            out = define(x, index, shift, shifted)
             inputs = [tensor for tensor in (x, shift) if tensor is not None]
             grads = torch.autograd.grad(
                 out, inputs, grad, create_graph=True, allow_unused=True, materialize_grads=True
             )
-            return grad_x + grads[0], (None if shift is None else grads[1]), None, None, None
+            return grad_x + grads[0], (None if shift is None else grads[1]), None, None
         grad = grad.contiguous(memory_format=_format(x))
         grad_x = grad_x.contiguous(memory_format=_format(x))
         grad_shift = None if shift is None else torch.empty_like(shift)
-        shape, allocation = _describe(x, gate, index, shift, shifted, relu=False, adds=True)
+        shape, allocation = _describe(x, index, shift, shifted, relu=False, adds=True)
         _check(
             load_kernel().library.select_backward(  # type: ignore[union-attr]
                 ctypes.byref(shape),
@@ -196,7 +216,7 @@ class _Tap(torch.autograd.Function):
                 *_pointers(x, None, None, None, grad, grad_x, None, grad_shift),
             )
         )
-        return grad_x, grad_shift, None, None, None
+        return grad_x, grad_shift, None, None
 
 
 def _definition(
@@ -205,9 +225,8 @@ def _definition(
     bn_weight: Tensor | None,
     bn_bias: Tensor | None,
     shift: Tensor | None,
-    gate: Tensor,
+    shifted: Tensor | None,
     index: Tensor,
-    shifted: Tensor,
     mean: Tensor | None,
     inverse: Tensor | None,
 ) -> Tensor:
@@ -219,8 +238,7 @@ def _definition(
             var = inverse.pow(-2) - ctx.eps
             x = F.batch_norm(x, mean, var, bn_weight, bn_bias, eps=ctx.eps)
         x = F.relu(x)
-    slots = gate.nonzero().flatten()
-    return reroute(x, index, shift, None if shift is None else shifted).index_select(1, slots)
+    return define(x, index, shift, shifted)
 
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -247,16 +265,15 @@ def _update_running(
 
 def _describe(
     x: Tensor,
-    gate: Tensor,
     index: Tensor,
     shift: Tensor | None,
-    shifted: Tensor,
+    shifted: Tensor | None,
     relu: bool,
     adds: bool = False,
 ) -> tuple[_Shape, _Allocation]:
     axes, threads = x.ndim - 2, torch.get_num_threads()
-    shape = _Shape(*_sizes(x), len(gate), not x.is_contiguous(), axes, relu, threads, adds)
-    return shape, _Allocation(*_pointers(gate, shifted, index, shift))
+    shape = _Shape(*_sizes(x), len(index), not x.is_contiguous(), axes, relu, threads, adds)
+    return shape, _Allocation(*_pointers(shifted, index, shift))
 
 
 def _sizes(x: Tensor) -> tuple[int, int, int, int]:
@@ -266,10 +283,6 @@ def _sizes(x: Tensor) -> tuple[int, int, int, int]:
 
 def _pointers(*tensors: Tensor | None) -> list[int | None]:
     return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-
-
-def _slots_shape(x: Tensor, slots: int) -> tuple[int, ...]:
-    return (x.shape[0], slots, *x.shape[2:])
 
 
 def _is_channels_last(x: Tensor) -> bool:

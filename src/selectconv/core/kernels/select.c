@@ -1,7 +1,7 @@
 /* SelectChannel of Section 2.2 fused with the batch norm and ReLU before it, forward and backward.
  *
- * Per slot s that is open, in order:   y[s] = shift(relu(scale[c] * x[c] + offset[c]), b[s]),   c = index[s].
- * Closed slots do not exist in y. `selectconv.shift` is the definition; the tests hold this to it.
+ * For each slot s:   y[s] = shift(relu(scale[c] * x[c] + offset[c]), b[s]),   c = index[s].
+ * `selectconv.core.shift` is the definition; the tests compare this with it. Callers leave out closed slots.
  * Plain C, float32, one or two spatial axes, (N, C, H, W) or (N, H, W, C) in memory.
  * No atomics and no order of summation that depends on the number of threads: results are deterministic.
  */
@@ -12,21 +12,20 @@
 
 typedef struct {
     int64_t channel;    /* that the slot reads */
-    int64_t place;      /* of the slot in the layer, closed ones counted */
     int64_t down, right; /* whole pixels of the shift */
     float far_down, far_right; /* its fractions, in [0, 1) */
     int is_shifted;
 } Slot;
 
 typedef struct {
-    int64_t images, channels, height, width, slots; /* slots: closed ones counted */
+    int64_t images, channels, height, width, slots;
     int32_t channels_last, axes, relu, threads;
     int32_t adds; /* backward: add to grad_x, which holds another gradient already; without batch norm */
 } Shape;
 
-/* The allocation as the layer's buffers hold it; shift is (slots, axes), NULL: nothing is shifted. */
+/* The allocation of the open slots; shift is (slots, axes), NULL: nothing is shifted. */
 typedef struct {
-    const uint8_t *gate, *shifted;
+    const uint8_t *shifted;
     const int64_t *index;
     const float *shift;
 } Allocation;
@@ -42,16 +41,13 @@ static void split_offset(float b, int64_t size, int64_t *whole, float *fraction)
 #define NO_MEMORY 1
 #define BAD_INDEX 2
 
-/* Returns the number of open slots; -1: one reads a channel that does not exist. */
+/* Returns the number of slots; -1: one reads a channel that does not exist. */
 static int64_t read_slots(const Shape *shape, const Allocation *at, Slot *slots) {
-    int64_t open = 0;
     for (int64_t i = 0; i < shape->slots; i++) {
-        if (!at->gate[i]) continue;
-        Slot *slot = &slots[open++];
+        Slot *slot = &slots[i];
         memset(slot, 0, sizeof *slot);
         slot->channel = at->index[i];
         if (slot->channel < 0 || slot->channel >= shape->channels) return -1;
-        slot->place = i;
         slot->is_shifted = at->shift != NULL && at->shifted[i];
         if (slot->is_shifted) {
             const float *b = at->shift + i * shape->axes;
@@ -59,7 +55,7 @@ static int64_t read_slots(const Shape *shape, const Allocation *at, Slot *slots)
             split_offset(b[shape->axes - 1], shape->width, &slot->right, &slot->far_right);
         }
     }
-    return open;
+    return shape->slots;
 }
 
 static inline float activate(float x, float scale, float offset, int relu) {
@@ -597,7 +593,7 @@ int select_backward(const Shape *shape, const Allocation *at, const float *x, co
                 total[0] += shift_by_image[2 * (n * open + s)];
                 total[1] += shift_by_image[2 * (n * open + s) + 1];
             }
-            float *to = grad_shift + slots[s].place * shape->axes;
+            float *to = grad_shift + s * shape->axes;
             if (shape->axes == 2) to[0] = (float)total[0];
             to[shape->axes - 1] = (float)total[1];
         }

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from selectconv.core.kernels.switch import is_simple, is_watched
-from selectconv.core.shift import reroute
+from selectconv.core.shift import reroute as define
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _OLDEST = (7, 0)  # compute capability: Triton compiles for no GPU before Volta
@@ -34,8 +34,12 @@ shift_plane: Any
 store: Any
 
 
+# Reading the allocation would make the host wait for the GPU, layer by layer.
+READS_ALLOCATION = False
+
+
 def can_run(x: Tensor) -> bool:
-    """Tell whether the Triton kernel serves this input, here and now.
+    """Return whether the Triton kernel serves this input, here and now.
 
     Not float64, not three spatial axes, and nothing that watches single operations.
     """
@@ -74,15 +78,20 @@ def _find_obstacle(device: torch.device, is_interpreted: bool) -> str | None:
     return None
 
 
-def select(x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | None) -> Tensor:
-    """Compute `core.shift.reroute(x, index, shift, shifted)`, in float32, without checks."""
+def describe() -> str:
+    """Name the kernel."""
+    return "Triton kernel"
+
+
+def reroute(x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | None) -> Tensor:
+    """Compute `core.shift.reroute(x, index, shift, shifted)`, in float32."""
     if shift is None or shifted is None:
-        return _Select.apply(x, None, index.contiguous(), None)  # type: ignore[no-any-return, no-untyped-call]
+        return _Reroute.apply(x, None, index.contiguous(), None)  # type: ignore[no-any-return, no-untyped-call]
     allocation = (shift.contiguous(), index.contiguous(), shifted.contiguous())
-    return _Select.apply(x, *allocation)  # type: ignore[no-any-return, no-untyped-call]
+    return _Reroute.apply(x, *allocation)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _Select(torch.autograd.Function):
+class _Reroute(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, shift: Tensor | None, index: Tensor, shifted: Tensor | None
@@ -99,7 +108,7 @@ class _Select(torch.autograd.Function):
         needs_x, needs_shift = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
         if torch.is_grad_enabled():  # a derivative of this derivative is wanted
             wanted = [tensor for tensor, n in ((x, needs_x), (shift, needs_shift)) if n]
-            out = reroute(x, index, shift, shifted)
+            out = define(x, index, shift, shifted)
             grads = iter(
                 torch.autograd.grad(
                     out, wanted, grad, create_graph=True, allow_unused=True, materialize_grads=True

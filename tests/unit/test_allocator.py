@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import selectconv as sc
-from selectconv.allocate import allocator as allocator_module
+from selectconv.allocate import copies
 from tiny_models import (
     allocation_of,
     assert_same,
@@ -772,10 +772,10 @@ def test_a_state_that_does_not_fit_is_refused(spoil, message):
 def test_every_rank_sends_the_dtypes_in_the_same_order(monkeypatch):
     # A set of dtypes is ordered by their addresses, which differ between processes.
     sent = []
-    monkeypatch.setattr(allocator_module, "in_process_group", lambda: True)
+    monkeypatch.setattr(copies, "in_process_group", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
     monkeypatch.setattr(torch.distributed, "broadcast", lambda t, src: sent.append(t.dtype))
-    allocator_for(conv_net(), mode="none")._broadcast_allocation()
+    copies.Copies(conv_net(), None, ()).broadcast()
     assert sent == [torch.uint8, torch.int64, torch.float32]
 
 

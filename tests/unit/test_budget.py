@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 import selectconv as sc
-from selectconv.allocate.budget import (
+from selectconv.allocate.budget import check_targets
+from selectconv.allocate.closing_queue import (
     FLOOR,
+    ClosingQueue,
     StepOptions,
     _closing_order,
-    _Queue,
-    check_targets,
     num_kept,
 )
 from selectconv.core.allocation import choose_dealloc
@@ -139,7 +139,7 @@ def test_the_queue_of_all_layers_is_sorted_and_cut_anywhere():
     model, _, _ = setup()
     layers = select_layers(model)
     options = StepOptions(0, "mean", 1e-3, None, {}, torch.Generator())
-    queue = _Queue(layers, options)
+    queue = ClosingQueue(layers, options)
     assert bool((queue.levels.diff() >= 0).all())
     for number in (0, 1, 17, len(queue)):
         first = queue.first(queue.counts(number))

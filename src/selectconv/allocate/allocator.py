@@ -5,7 +5,6 @@ followers, and on what the optimizer remembers of re-opened slots. It owns no lo
 and never calls the optimizer.
 """
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
 from operator import index as as_int
@@ -14,14 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selectconv.allocate.agreement import agree, broadcast_tensors, in_process_group
-from selectconv.allocate.budget import Budget, StepOptions, check_targets
+from selectconv.allocate.agreement import agree, in_process_group
+from selectconv.allocate.budget import Budget, check_targets
+from selectconv.allocate.closing_queue import StepOptions
+from selectconv.allocate.copies import Copies
 from selectconv.allocate.log import Log, read_log
-from selectconv.allocate.optimizer_state import check_owns, check_state_by_parameter, state_of_slots
 from selectconv.allocate.report import AllocationReport
 from selectconv.checks import check_choice, check_count, check_fraction
 from selectconv.core.allocation import AllocationPlan, ReallocRule
 from selectconv.core.layer import SelectConvNd
+from selectconv.core.models import selective_layers, unwrap
 from selectconv.core.slots import DAMAGES, draw_shift
 from selectconv.core.threads import one_thread
 from selectconv.errors import AllocationError, SelectConvError
@@ -99,21 +100,16 @@ class ChannelAllocator:
         self.damage = check_choice("damage", damage, DAMAGES)
         init = "random" if mode == "random" else "zero"
         self.rule = ReallocRule(top_k, max_copies, init, use_shift=mode not in ("zero", "random"))
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
         self.model = unwrap(model)
         self.optimizer = optimizer
         self.last_epoch = -1
         self.generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
-        self.layers = _select_layers(self.model)
-        if not self.layers and mode != "none":
+        if mode != "none" and not selective_layers(self.model):
             raise AllocationError(
                 "`model` has no selective layers: call sc.convert(model) first, "
                 "or sc.create_model(..., selective=True)."
             )
-        if optimizer is not None:
-            check_owns(optimizer, self.layers)
-        self._followers = [self._matching_layers(follower) for follower in followers]
+        self._copies = Copies(self.model, optimizer, followers)
         self._opened_at = {
             name: torch.full((layer.in_channels,), _NEVER, device="cpu")
             for name, layer in self.layers.items()
@@ -121,6 +117,11 @@ class ChannelAllocator:
         self.budget = self._build_budget(target_macs, target_params, example_input)
         if mode == "shift":
             self._shift_everything()
+
+    @property
+    def layers(self) -> dict[str, SelectConvNd]:
+        """The model's selective layers by name."""
+        return self._copies.layers
 
     def step(self, epoch: int) -> AllocationReport:
         """De-allocate, then re-allocate, once an epoch, while `epoch < stop_at * total_epochs`.
@@ -204,8 +205,8 @@ class ChannelAllocator:
             epoch 0: 1 slots de-allocated, 0 re-allocated in 1 layers
         """
         events = read_log(log)
-        self._broadcast_allocation()
-        self._rehearse(plan for _, plan in events)
+        self._copies.broadcast()
+        self._copies.rehearse(plan for _, plan in events)
         for epoch, plan in events:
             self.last_epoch = max(self.last_epoch, self.last_epoch if epoch is None else epoch)
             self._do(plan, self.last_epoch)
@@ -350,78 +351,11 @@ class ChannelAllocator:
                 smallest.append(gamma)
         return min(smallest, default=None)
 
-    def _rehearse(self, plans: Iterable[AllocationPlan]) -> None:
-        """Check plans that follow each other, on layers of which only the gates are copies."""
-        rehearsed = []
-        for layers in (self.layers, *self._followers):
-            twins = {name: copy.copy(layer) for name, layer in layers.items()}
-            for twin in twins.values():
-                twin._buffers = {**twin._buffers, "gate": twin.gate.clone()}
-            rehearsed.append(twins)
-        for plan in plans:
-            self._check(plan, rehearsed)
-            for twins in rehearsed:
-                for name, layer_plan in plan:
-                    gate = twins[name].gate
-                    gate.index_fill_(0, layer_plan.closed.to(gate.device), False)
-                    gate.index_fill_(0, layer_plan.opened.to(gate.device), True)
-
     def _do(self, plan: AllocationPlan, epoch: int) -> None:
-        """Check everything, then carry the plan out."""
-        # First of all: a rank that fails a check must not keep others waiting for a later message.
-        self._broadcast_allocation()
-        per_slot = self._check(plan, [self.layers, *self._followers])
+        """Carry a plan out on all copies."""
+        self._copies.apply(plan)
         for name, layer_plan in plan:
-            layer = self.layers[name]
-            layer.apply_checked_plan(layer_plan)
-            for tensor in per_slot[name]:
-                layer.zero_slots(tensor, layer_plan.opened)
             self._opened_at[name][layer_plan.opened] = epoch
-            for follower in self._followers:
-                follower[name].apply_checked_plan(layer_plan)
-
-    def _check(
-        self, plan: AllocationPlan, copies: Iterable[Mapping[str, SelectConvNd]]
-    ) -> dict[str, list[Tensor]]:
-        """Check a plan against all copies; returns what re-opened slots must forget, by layer."""
-        unknown = sorted(set(plan.layers) - set(self.layers))
-        if unknown:
-            raise AllocationError(
-                f"`plan` names layers that the model does not have: {unknown[:4]}."
-            )
-        if any(len(layer_plan.opened) for _, layer_plan in plan):
-            check_state_by_parameter(self.optimizer)
-        per_slot = {}
-        for name, layer_plan in plan:
-            layer = self.layers[name]
-            try:
-                for layers in copies:
-                    layers[name].check_plan(layer_plan)
-                _check_seed(layer_plan.weight_seed)
-                per_slot[name] = (
-                    state_of_slots(self.optimizer, layer) if len(layer_plan.opened) else []
-                )
-            except AllocationError as error:
-                raise AllocationError(f"`{name}`: {error}") from error
-        return per_slot
-
-    def _matching_layers(self, follower: nn.Module) -> dict[str, SelectConvNd]:
-        if getattr(follower, "use_buffers", False):
-            # torch averages integers through floats and truncates: 29 becomes 28.
-            raise AllocationError(
-                "`followers` holds an AveragedModel with use_buffers=True, which would average the "
-                "allocation itself: use use_buffers=False, and update_bn for batch norm."
-            )
-        layers = _select_layers(unwrap(follower))
-        own = {name: tuple(layer.weight.shape) for name, layer in self.layers.items()}
-        its = {name: tuple(layer.weight.shape) for name, layer in layers.items()}
-        if its != own:
-            different = sorted(set(own.items()) ^ set(its.items()), key=str)
-            raise AllocationError(
-                "`followers` must have the model's selective layers; "
-                f"they differ at {different[0][0]!r}."
-            )
-        return layers
 
     def _check_batch_norms(self) -> None:
         """Refuse sources that read a batch norm which was taken out of the model."""
@@ -439,7 +373,7 @@ class ChannelAllocator:
 
     def _shift_everything(self) -> None:
         """Give every slot a shift of its own (+S), unless a loaded model has them already."""
-        self._broadcast_allocation()  # rank 0 alone may have loaded a model
+        self._copies.broadcast()  # rank 0 alone may have loaded a model
         if any(bool(layer.shifted.any()) for layer in self.layers.values()):
             return
         for name, layer in self.layers.items():
@@ -447,12 +381,13 @@ class ChannelAllocator:
                 continue
             slots, axes = layer.shift.shape
             drawn = draw_shift(slots, axes, self.rule.max_shift, self.generator)
-            for own in (layer, *(follower[name] for follower in self._followers)):
+            for layers in self._copies.all:
+                own = layers[name]
                 assert own.shift is not None
                 with torch.no_grad():
                     own.shift.copy_(drawn)
                 own.shifted.fill_(True)
-        self._broadcast_allocation()
+        self._copies.broadcast()
 
     def _agree(
         self, decide: Callable[[], AllocationPlan], generator: torch.Generator
@@ -466,52 +401,8 @@ class ChannelAllocator:
             solved = None if self.budget is None else self.budget.solved
             return {"plan": plan, "generator": generator.get_state().tolist(), "gamma": solved}
 
-        content = agree(describe, self._device)
+        content = agree(describe, self._copies.device)
         generator.set_state(torch.tensor(content["generator"], dtype=torch.uint8))
         if self.budget is not None:
             self.budget.solved = content["gamma"]
         return AllocationPlan.from_dict(content["plan"])
-
-    def _broadcast_allocation(self) -> None:
-        """Give every rank the allocation and the shifts of rank 0, whatever it had before."""
-        if not in_process_group():
-            return
-        for layers in (self.layers, *self._followers):
-            broadcast_tensors(
-                [
-                    tensor
-                    for layer in layers.values()
-                    for tensor in (layer.gate, layer.index, layer.moved, layer.shifted, layer.shift)
-                    if tensor is not None
-                ],
-                self._device,
-            )
-
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self.layers.values())).weight.device
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """Take a model out of the wrappers of torch.compile, DDP and weight averaging."""
-    wrappers = (
-        nn.parallel.DistributedDataParallel,
-        nn.DataParallel,
-        torch.optim.swa_utils.AveragedModel,
-    )
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if isinstance(model, wrappers):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
-
-
-def _select_layers(model: nn.Module) -> dict[str, SelectConvNd]:
-    return {name: m for name, m in model.named_modules() if isinstance(m, SelectConvNd)}
-
-
-def _check_seed(seed: int | None) -> None:
-    if seed is not None and not 0 <= seed < 1 << 63:
-        raise AllocationError(f"`weight_seed` must be in [0, 2^63), got {seed}.")

@@ -7,23 +7,20 @@ counted as `sc.count` counts it.
 """
 
 import copy
-import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from selectconv.allocate.closing_queue import FLOOR, ClosingQueue, StepOptions, num_kept
 from selectconv.checks import check_fraction
-from selectconv.core.allocation import AllocationPlan, LayerPlan, ReallocRule
+from selectconv.core.allocation import AllocationPlan, LayerPlan
 from selectconv.core.layer import SelectConvNd
+from selectconv.core.models import selective_layers
 from selectconv.deploy.cost import CostCounter
-from selectconv.errors import AllocationError, SelectConvError, SelectConvWarning
-
-FLOOR = 0.1
-"""The part of its slots that a layer keeps open, whatever the budget asks for."""
+from selectconv.errors import AllocationError, SelectConvWarning
 
 TOLERANCE = 0.01
 """How far from the target, as a part of it, a run may end without a warning."""
@@ -52,27 +49,6 @@ def check_targets(target_macs: float | None, target_params: float | None) -> lis
             "other: give one of them."
         )
     return list(given)
-
-
-@dataclass(frozen=True)
-class StepOptions:
-    """What an allocator tells its budget about one step.
-
-    Attributes:
-        epoch: 0-based.
-        damage: as for `SelectConv2d.ecdm`.
-        gamma: where slots are re-opened, at least those that this gamma would close are closed.
-        rule: how to re-open; None: not at all.
-        protected: by layer, the slots that are not to be closed; None: none.
-        generator: of the allocator's random numbers.
-    """
-
-    epoch: int
-    damage: str
-    gamma: float
-    rule: ReallocRule | None
-    protected: Mapping[str, Tensor | None]
-    generator: torch.Generator
 
 
 class Budget:
@@ -108,9 +84,7 @@ class Budget:
         self.solved: float | None = None
         # Plans are tried on a copy. What it computes does not matter, only its allocation.
         shadow = copy.deepcopy(model).eval()
-        self._shadow = {
-            name: m for name, m in shadow.named_modules() if isinstance(m, SelectConvNd)
-        }
+        self._shadow = selective_layers(shadow)
         for layer in self._shadow.values():  # dense, also where a run is resumed
             layer.index.copy_(torch.arange(layer.in_channels))
             layer.shifted.fill_(False)
@@ -156,7 +130,7 @@ class Budget:
         self.solved = self.gamma
         if step.epoch >= self.num_steps and self._count(is_open) <= _NEAR * self.target:
             return AllocationPlan()
-        queue = _Queue(layers, step)
+        queue = ClosingQueue(layers, step)
         reopens = step.rule is not None and not is_last
         fall = (self.dense - self.target) / self.num_steps if reopens else 0.0
         number = self._solve(queue, is_open, budget - fall)
@@ -191,7 +165,7 @@ class Budget:
             )
         self.gamma = state["gamma"]
 
-    def _solve(self, queue: "_Queue", is_open: dict[str, Tensor], budget: float) -> int:
+    def _solve(self, queue: "ClosingQueue", is_open: dict[str, Tensor], budget: float) -> int:
         """Return the least number of slots, the first of the queue, that meets the budget."""
         low, high = -1, len(queue)
         while high - low > 1:
@@ -201,7 +175,7 @@ class Budget:
         return high
 
     def _fill(
-        self, queue: "_Queue", is_open: dict[str, Tensor], number: int, budget: float
+        self, queue: "ClosingQueue", is_open: dict[str, Tensor], number: int, budget: float
     ) -> dict[str, int]:
         """Come nearer to the budget than the first `number` slots of the queue do.
 
@@ -318,94 +292,6 @@ class Budget:
                 SelectConvWarning,
                 stacklevel=5,
             )
-
-
-class _Queue:
-    """The open slots of all layers, in the order in which a growing gamma closes them.
-
-    Args:
-        layers: the selective layers by name.
-        step: what is not to be closed, and how damage is measured.
-    """
-
-    def __init__(self, layers: Mapping[str, SelectConvNd], step: StepOptions) -> None:
-        self.names = list(layers)
-        self.slots: dict[str, Tensor] = {}
-        levels = []
-        owners = []
-        for number, (name, layer) in enumerate(layers.items()):
-            try:
-                slots, level = _closing_order(layer, step.damage, step.protected.get(name))
-            except SelectConvError as error:
-                raise type(error)(f"`{name}`: {error}") from error
-            self.slots[name] = slots
-            levels.append(level)
-            owners.append(torch.full_like(slots, number))
-        order = torch.cat(levels).sort(stable=True)  # stable: a layer's slots stay in their order
-        self.levels = order.values
-        self.owners = torch.cat(owners)[order.indices]
-
-    def __len__(self) -> int:
-        return len(self.levels)
-
-    def number_at(self, gamma: float) -> int:
-        """Return how many slots a gamma closes."""
-        return int((self.levels <= gamma).sum())
-
-    def gamma_at(self, number: int) -> float:
-        """Return the smallest gamma that closes the first `number` slots."""
-        return 0.0 if number == 0 else min(1.0, float(self.levels[number - 1]))
-
-    def owner(self, place: int) -> str:
-        """Return the layer of the slot at a place."""
-        return self.names[int(self.owners[place])]
-
-    def counts(self, number: int) -> dict[str, int]:
-        """Return how many of the first `number` slots are each layer's."""
-        counts = torch.bincount(self.owners[:number], minlength=len(self.names))
-        return dict(zip(self.names, counts.tolist(), strict=True))
-
-    def first(self, counts: Mapping[str, int]) -> dict[str, Tensor]:
-        """Return so many of each layer's slots, in the order of the queue, sorted."""
-        return {name: self.slots[name][:size].sort().values for name, size in counts.items()}
-
-    def close(self, is_open: dict[str, Tensor], counts: Mapping[str, int]) -> dict[str, Tensor]:
-        """Return the gates after closing so many of each layer's slots."""
-        closed = self.first(counts)
-        return {name: gate.index_fill(0, closed[name], False) for name, gate in is_open.items()}
-
-
-def _closing_order(
-    layer: SelectConvNd, damage: str, protected: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return a layer's slots in Algorithm 1's order, and the gamma at which each is closed.
-
-    Left out are protected slots and those that the floor keeps. Both tensors are on the CPU.
-    """
-    necdm = layer.ecdm(normalized=True, damage=damage)
-    largest = necdm.amax(dim=1)
-    if not bool(largest.isfinite().all()):
-        raise AllocationError(
-            "the layer's weights or input statistics hold NaN or infinite values."
-        )
-    can_close = layer.gate.clone()
-    if protected is not None:
-        can_close &= ~protected.to(can_close.device)
-    slots = can_close.nonzero().flatten()
-    slots = slots[largest[slots].sort(stable=True).indices]
-    width = layer.in_channels // layer.groups
-    open_slots = layer.gate.view(layer.groups, width).sum(dim=1)
-    room = (open_slots - num_kept(width)).clamp(min=0)
-    of_group = slots // width == torch.arange(layer.groups, device=slots.device)[:, None]
-    place = (of_group.cumsum(dim=1) * of_group).sum(dim=0)  # 1 for the first slot of its group
-    slots = slots[place <= room[slots // width]]
-    levels = necdm[slots].cumsum(dim=0).amax(dim=1) if len(slots) else largest[:0]
-    return slots.cpu(), levels.double().cpu()
-
-
-def num_kept(width: int) -> int:
-    """Return how many of so many slots the floor keeps open."""
-    return math.ceil(FLOOR * width)
 
 
 def _least_gate(layer: SelectConvNd) -> Tensor:

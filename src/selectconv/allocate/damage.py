@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from selectconv.allocate.allocator import unwrap
 from selectconv.core.ecdm import normalize_ecdm
 from selectconv.core.layer import SelectConvNd
+from selectconv.core.models import selective_layers, unwrap
 from selectconv.core.slots import slots_of
 from selectconv.errors import AllocationError, SelectConvError
 
@@ -192,7 +192,7 @@ def observe_damage(
             f"{type(batches).__name__}."
         )
     model = unwrap(model)
-    layers = {name: m for name, m in model.named_modules() if isinstance(m, SelectConvNd)}
+    layers = selective_layers(model)
     if not layers:
         raise AllocationError("`model` has no selective layers: call sc.convert(model) first.")
     expected = {name: _expect(name, layer) for name, layer in layers.items()}

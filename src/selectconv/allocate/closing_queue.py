@@ -1,0 +1,124 @@
+"""The open slots of all layers in one queue: the order in which a growing gamma closes them."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from selectconv.core.allocation import ReallocRule
+from selectconv.core.layer import SelectConvNd
+from selectconv.errors import AllocationError, SelectConvError
+
+FLOOR = 0.1
+"""The part of its slots that a layer keeps open, whatever a budget asks for."""
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """What an allocator tells its budget about one step.
+
+    Attributes:
+        epoch: 0-based.
+        damage: as for `SelectConv2d.ecdm`.
+        gamma: where slots are re-opened, at least those that this gamma would close are closed.
+        rule: how to re-open; None: not at all.
+        protected: by layer, the slots that are not to be closed; None: none.
+        generator: of the allocator's random numbers.
+    """
+
+    epoch: int
+    damage: str
+    gamma: float
+    rule: ReallocRule | None
+    protected: Mapping[str, Tensor | None]
+    generator: torch.Generator
+
+
+class ClosingQueue:
+    """The open slots of all layers, in the order in which a growing gamma closes them.
+
+    Args:
+        layers: the selective layers by name.
+        step: what is not to be closed, and how damage is measured.
+    """
+
+    def __init__(self, layers: Mapping[str, SelectConvNd], step: StepOptions) -> None:
+        self.names = list(layers)
+        self.slots: dict[str, Tensor] = {}
+        levels = []
+        owners = []
+        for number, (name, layer) in enumerate(layers.items()):
+            try:
+                slots, level = _closing_order(layer, step.damage, step.protected.get(name))
+            except SelectConvError as error:
+                raise type(error)(f"`{name}`: {error}") from error
+            self.slots[name] = slots
+            levels.append(level)
+            owners.append(torch.full_like(slots, number))
+        order = torch.cat(levels).sort(stable=True)  # stable: a layer's slots stay in their order
+        self.levels = order.values
+        self.owners = torch.cat(owners)[order.indices]
+
+    def __len__(self) -> int:
+        return len(self.levels)
+
+    def number_at(self, gamma: float) -> int:
+        """Return how many slots a gamma closes."""
+        return int((self.levels <= gamma).sum())
+
+    def gamma_at(self, number: int) -> float:
+        """Return the smallest gamma that closes the first `number` slots."""
+        return 0.0 if number == 0 else min(1.0, float(self.levels[number - 1]))
+
+    def owner(self, place: int) -> str:
+        """Return the layer of the slot at a place."""
+        return self.names[int(self.owners[place])]
+
+    def counts(self, number: int) -> dict[str, int]:
+        """Return how many of the first `number` slots are each layer's."""
+        counts = torch.bincount(self.owners[:number], minlength=len(self.names))
+        return dict(zip(self.names, counts.tolist(), strict=True))
+
+    def first(self, counts: Mapping[str, int]) -> dict[str, Tensor]:
+        """Return so many of each layer's slots, in the order of the queue, sorted."""
+        return {name: self.slots[name][:size].sort().values for name, size in counts.items()}
+
+    def close(self, is_open: dict[str, Tensor], counts: Mapping[str, int]) -> dict[str, Tensor]:
+        """Return the gates after closing so many of each layer's slots."""
+        closed = self.first(counts)
+        return {name: gate.index_fill(0, closed[name], False) for name, gate in is_open.items()}
+
+
+def _closing_order(
+    layer: SelectConvNd, damage: str, protected: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return a layer's slots in Algorithm 1's order, and the gamma at which each is closed.
+
+    Left out are protected slots and those that the floor keeps. Both tensors are on the CPU.
+    """
+    necdm = layer.ecdm(normalized=True, damage=damage)
+    largest = necdm.amax(dim=1)
+    if not bool(largest.isfinite().all()):
+        raise AllocationError(
+            "the layer's weights or input statistics hold NaN or infinite values."
+        )
+    can_close = layer.gate.clone()
+    if protected is not None:
+        can_close &= ~protected.to(can_close.device)
+    slots = can_close.nonzero().flatten()
+    slots = slots[largest[slots].sort(stable=True).indices]
+    width = layer.in_channels // layer.groups
+    open_slots = layer.gate.view(layer.groups, width).sum(dim=1)
+    room = (open_slots - num_kept(width)).clamp(min=0)
+    of_group = slots // width == torch.arange(layer.groups, device=slots.device)[:, None]
+    place = (of_group.cumsum(dim=1) * of_group).sum(dim=0)  # 1 for the first slot of its group
+    slots = slots[place <= room[slots // width]]
+    levels = necdm[slots].cumsum(dim=0).amax(dim=1) if len(slots) else largest[:0]
+    return slots.cpu(), levels.double().cpu()
+
+
+def num_kept(width: int) -> int:
+    """Return how many of so many slots the floor keeps open."""
+    return math.ceil(FLOOR * width)

@@ -1,0 +1,48 @@
+"""The selective layers of a model: found, counted, and taken out of what wraps the model."""
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from selectconv.core.layer import SelectConvNd
+
+_PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+
+
+class SlotCounts(NamedTuple):
+    """How many slots of a model's selective layers are open on another channel, and closed."""
+
+    moved: int
+    closed: int
+
+
+def selective_layers(model: nn.Module) -> dict[str, SelectConvNd]:
+    """Return a model's selective layers by dotted name, in the order of its modules."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, SelectConvNd)}
+
+
+def count_slots(model: nn.Module) -> SlotCounts:
+    """Count the moved and the closed slots of a model."""
+    layers = selective_layers(model).values()
+    return SlotCounts(
+        moved=sum(int((layer.moved & layer.gate).sum()) for layer in layers),
+        closed=sum(int((~layer.gate).sum()) for layer in layers),
+    )
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Take a model out of the wrappers of torch.compile, DDP and weight averaging.
+
+    Raises:
+        TypeError: `model` is not a module.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(model, (*_PARALLEL, torch.optim.swa_utils.AveragedModel)):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner

@@ -15,7 +15,7 @@ dtype = torch.float16 if device == "cuda" else torch.bfloat16
 
 model = small_cnn().to(device, memory_format=torch.channels_last)
 sc.convert(model, TEST[0][:1].to(device))
-optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.05, momentum=0.9)
+optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.05, momentum=0.9, weight_decay=1e-4)
 allocator = sc.ChannelAllocator(model, optimizer, total_epochs=EPOCHS, gamma=0.1, grace=2)
 scaler = torch.amp.GradScaler(device)
 

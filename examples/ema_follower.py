@@ -17,7 +17,7 @@ DECAY = 0.95
 
 model = sc.convert(small_cnn(), TEST[0][:1])
 ema = copy.deepcopy(model)
-optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.05, momentum=0.9)
+optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.05, momentum=0.9, weight_decay=1e-4)
 allocator = sc.ChannelAllocator(
     model, optimizer, total_epochs=EPOCHS, gamma=0.1, grace=2, followers=[ema]
 )

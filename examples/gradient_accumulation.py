@@ -14,7 +14,7 @@ EPOCHS = 6
 PARTS = 4
 
 model = sc.convert(small_cnn(), TEST[0][:1])
-optimizer = torch.optim.AdamW(sc.param_groups(model), lr=0.003)
+optimizer = torch.optim.AdamW(sc.param_groups(model), lr=0.003, weight_decay=1e-2)
 allocator = sc.ChannelAllocator(model, optimizer, total_epochs=EPOCHS, gamma=0.1, grace=2)
 
 start = accuracy(model)

@@ -34,7 +34,7 @@ class Digits(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Train all parameters, the shifts with less decay."""
-        return torch.optim.SGD(sc.param_groups(self), lr=0.05, momentum=0.9)
+        return torch.optim.SGD(sc.param_groups(self), lr=0.05, momentum=0.9, weight_decay=1e-4)
 
 
 def main(processes: int = 1) -> None:

@@ -42,7 +42,7 @@ model = nn.Sequential(
     nn.Linear(64, 4),
 )
 sc.convert(model, test_waves[:1])
-optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.05, momentum=0.9)
+optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.05, momentum=0.9, weight_decay=1e-4)
 allocator = sc.ChannelAllocator(model, optimizer, total_epochs=EPOCHS, gamma=0.1, grace=2)
 
 

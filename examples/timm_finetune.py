@@ -32,7 +32,7 @@ with torch.no_grad():
     sc.convert(model, example)
     torch.testing.assert_close(model.eval()(example), before)
 print(sc.describe(model))
-optimizer = torch.optim.AdamW(sc.param_groups(model), lr=0.003)
+optimizer = torch.optim.AdamW(sc.param_groups(model), lr=0.003, weight_decay=1e-2)
 allocator = sc.ChannelAllocator(model, optimizer, total_epochs=EPOCHS, gamma=0.05, grace=2)
 
 start = accuracy(model)

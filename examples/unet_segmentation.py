@@ -54,7 +54,7 @@ test_images, test_masks = draw(80, seed=1)
 torch.manual_seed(0)
 model = sc.convert(UNet(), images[:1])
 print(sc.describe(model))
-optimizer = torch.optim.AdamW(sc.param_groups(model), lr=0.005)
+optimizer = torch.optim.AdamW(sc.param_groups(model), lr=0.005, weight_decay=1e-2)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=EPOCHS * 20)
 allocator = sc.ChannelAllocator(model, optimizer, total_epochs=EPOCHS, gamma=0.05, grace=2)
 

@@ -113,7 +113,7 @@ def keep_a_budget(rank):
 def train_in_parallel(rank, mode):
     model = same_model()
     wrapped = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.05, momentum=0.9, weight_decay=1e-4)
     follower = copy.deepcopy(model)
     allocator = sc.ChannelAllocator(
         wrapped, optimizer, total_epochs=EPOCHS, stop_at=1.0, gamma=0.3, mode=mode, seed=rank,
@@ -239,7 +239,7 @@ class Unaccountable(torch.nn.Module):
 def disagree(rank):
     model = same_model()
     silence(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-4)
     allocator = sc.ChannelAllocator(model, optimizer, total_epochs=4)
     before = state_of(model)
     seen = {}

@@ -37,7 +37,7 @@ def train_in_parallel(rank, name):
         model = architecture.create()
     sc.convert(model, batch(0, 0, architecture.side))
     wrapped = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(sc.param_groups(model), lr=1e-3, momentum=0.9)
+    optimizer = torch.optim.SGD(sc.param_groups(model), lr=1e-3, momentum=0.9, weight_decay=1e-4)
     allocator = sc.ChannelAllocator(wrapped, optimizer, total_epochs=10, gamma=0.1)
     reports = []
     for step in range(STEPS):

@@ -112,7 +112,7 @@ def test_architecture(name):
     rows = sc.describe(model)
     assert {row.name for row in rows if row.skipped is None} == set(layers)
 
-    optimizer = torch.optim.SGD(sc.param_groups(model), lr=1e-3, momentum=0.9)
+    optimizer = torch.optim.SGD(sc.param_groups(model), lr=1e-3, momentum=0.9, weight_decay=1e-4)
     # No cap on copies: with 32 of them three sources serve 99 slots, and a fifth may be more.
     allocator = sc.ChannelAllocator(model, optimizer, total_epochs=10, gamma=1e-5, max_copies=None)
     model.train()

@@ -30,7 +30,9 @@ LEARNED = 0.5
 
 def setup(build=conv_net, **arguments):
     model = build()
-    optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.1, momentum=0.9, nesterov=True)
+    optimizer = torch.optim.SGD(
+        sc.param_groups(model), lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-4
+    )
     allocator = sc.ChannelAllocator(
         model, optimizer, **{"total_epochs": EPOCHS, "gamma": 0.2, **arguments}
     )
@@ -112,7 +114,7 @@ def test_an_average_of_the_weights_follows_each_epoch():
     multi_avg_fn = torch.optim.swa_utils.get_ema_multi_avg_fn(0.5)
     model = conv_net()
     average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=multi_avg_fn)
-    optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.1, momentum=0.9, weight_decay=1e-4)
     allocator = sc.ChannelAllocator(
         model, optimizer, total_epochs=EPOCHS, gamma=0.2, followers=[average]
     )

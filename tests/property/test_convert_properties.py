@@ -171,7 +171,7 @@ def test_convert_then_train(model, has_example, realloc):
     sc.convert(model, x if has_example else None, realloc=realloc)
     assert torch.equal(model.eval()(x), plain.eval()(x))
     model.train(), plain.train()
-    optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.01, momentum=0.9)
+    optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.01, momentum=0.9, weight_decay=1e-4)
     for seed in range(2):
         outputs = []
         for net in (model, plain):

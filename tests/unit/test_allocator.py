@@ -1,6 +1,7 @@
 import copy
 import json
 import math
+import warnings
 
 import pytest
 import torch
@@ -29,6 +30,9 @@ ROUNDING = 1e-5
 # The standard deviation of n draws has a relative standard error of 1 / sqrt(2 n); n is above 2000,
 # so this is six of them.
 SAMPLING = 0.1
+
+# Most tests are about one step, for which decay does not matter.
+pytestmark = pytest.mark.filterwarnings("ignore:`optimizer` has a weight decay of 0")
 
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(
@@ -279,7 +283,9 @@ def test_dealloc_and_realloc_on_demand_work_in_any_mode_and_after_the_schedule(m
     assert (opened.epoch, opened.deallocated, opened.reallocated) == (None, {}, silent)
     assert all(layer.gate.all() for layer in select_layers(model).values())
     assert not allocator.realloc()
-    assert allocator.step(1).epoch == 1  # on demand is no epoch
+    with pytest.warns(sc.SelectConvWarning, match="`epoch` 1 is past `total_epochs` 1"):
+        assert allocator.step(1).epoch == 1  # on demand is no epoch
+    assert not allocator.step(17)  # said once
 
 
 @pytest.mark.parametrize("grace", [0, 1, 2])
@@ -640,6 +646,85 @@ def test_frozen_weights_are_closed_but_never_reopened():
     report = allocator_for(model, optimizer).step(0)
     assert report.deallocated == silent
     assert list(report.reallocated) == ["conv2"]
+
+
+# What a user should hear of
+
+
+@pytest.mark.parametrize("mode", ["select", "zero", "random", "dealloc"])
+def test_an_optimizer_without_decay_is_noticed(mode):
+    model = conv_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(sc.SelectConvWarning, match="weight decay of 0: slots fade by decay"):
+        allocator_for(model, optimizer, mode=mode)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda model: torch.optim.SGD(sc.param_groups(model), lr=0.1, weight_decay=1e-4),
+        lambda model: torch.optim.SGD(sc.param_groups(model, weight_decay=1e-4), lr=0.1),
+        lambda model: torch.optim.AdamW(model.parameters()),
+        lambda model: None,
+    ],
+)
+def test_an_optimizer_that_decays_is_not_complained_about(build):
+    model = conv_net()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        allocator_for(model, build(model))
+        allocator_for(model, torch.optim.SGD(model.parameters(), lr=0.1), mode="shift")
+
+
+def test_repr_tells_settings_and_state():
+    model = conv_net()
+    silence(model)
+    allocator = allocator_for(model, mode="dealloc", gamma=0.02)
+    allocator.step(3)
+    said = repr(allocator)
+    for words in ("mode='dealloc'", "gamma=0.02", "total_epochs=20", "layers=2", "last_epoch=3"):
+        assert words in said
+    closed = sum(int((~layer.gate).sum()) for layer in select_layers(model).values())
+    assert f"moved=0, closed={closed}" in said
+    assert closed > 0
+
+
+def test_a_state_of_other_settings_is_noticed():
+    state = allocator_for(conv_net(), gamma=0.05).state_dict()
+    other = allocator_for(conv_net(), gamma=0.5, mode="dealloc")
+    with pytest.warns(sc.SelectConvWarning, match=r"mode 'select', here 'dealloc'; gamma 0\.05, h"):
+        other.load_state_dict(state)
+    del state["settings"]  # as version 0.1 wrote it
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other.load_state_dict(state)
+
+
+def test_a_follower_must_stand_in_a_list():
+    model = conv_net()
+    for followers in (copy.deepcopy(model), 3):
+        with pytest.raises(TypeError, match="`followers` must be a list of models, such as"):
+            allocator_for(model, followers=followers)
+
+
+def test_preview_names_the_layers_that_have_seen_nothing():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1)
+    )
+    sc.convert(model)
+    with torch.no_grad():
+        model[4].weight[:, 2] = 0
+    allocator = allocator_for(model)
+    preview = allocator.preview()
+    assert preview.unknown == ("1",)
+    assert preview.deallocated == {"4": [2]}
+    assert str(preview).endswith("not known before the first batch: 1")
+    model(torch.randn(2, 3, 4, 4))
+    assert allocator.preview().unknown == ()
+    fresh = nn.Sequential(nn.Identity(), sc.SelectConv2d(8, 8, 1))
+    fresh[1].mean_source = sc.ObservedMean()
+    with pytest.raises(sc.MeanSourceError, match=r"`1`: .*not seen any input"):
+        allocator_for(fresh).step(0)
 
 
 # Followers

@@ -31,7 +31,7 @@ def dense_net(**more):
 
 def setup(mode="dealloc", epochs=8, build=dense_net, train_first=True, **arguments):
     model = build()
-    optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.05, momentum=0.9, weight_decay=1e-4)
     if train_first:
         train(model, optimizer, steps=2)
     allocator = sc.ChannelAllocator(

@@ -244,7 +244,7 @@ def test_growing_concatenations_share_a_buffer():
 
 def test_no_cliff():
     model = conv_net()
-    optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.05, momentum=0.9, weight_decay=1e-4)
     allocator = sc.ChannelAllocator(model, optimizer, total_epochs=10, gamma=0.1)
     for epoch in range(4):
         silence(model)

@@ -223,7 +223,7 @@ def test_channels_last_weights_are_kept():
 
 def test_the_very_same_weights_are_kept():
     model = small_net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-4)
     weight, bias = model.spatial.weight, model.spatial.bias
     before = weight.detach().clone()
     sc.convert(model)

@@ -340,7 +340,7 @@ def test_few_graphs_serve_many_allocations():
     torch._dynamo.reset()
     model = sc.create_model("densenet40", selective=True, growth_rate=4, units=(1, 1))
     compiled = torch.compile(model, fullgraph=True, backend=backend)
-    optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.1)
+    optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.1, weight_decay=1e-4)
     allocator = sc.ChannelAllocator(model, optimizer, total_epochs=24, gamma=0.3)
     x = torch.randn(4, 3, 8, 8)
     allocations = 0

@@ -161,12 +161,44 @@ def test_a_fresh_layer_is_the_plain_conv_to_the_bit(dims, arguments):
 
 
 @in_all_dims
-def test_a_plain_state_dict_loads_and_leaves_the_new_keys_missing(dims):
+def test_a_plain_state_dict_means_a_fresh_allocation(dims):
     plain, layer = PLAIN[dims](8, 4, 3), SELECT[dims](8, 4, 3)
-    missing, unexpected = layer.load_state_dict(plain.state_dict(), strict=False)
-    assert (set(missing), unexpected) == (NEW_KEYS, [])
+    layer.mean_source = sc.ObservedMean()
+    layer.close([1, 2])
+    with torch.no_grad():
+        layer.index[3] = 0
+        layer.shift.fill_(0.5)
+        layer.shifted.fill_(True)
+        layer.moved.fill_(True)
+    layer.observed_batches.fill_(4)
+    state = plain.state_dict()
+    layer.load_state_dict(state)  # strict
+    assert set(state) == {"weight", "bias"}  # the caller's own is not written into
     x = make_input(dims, dtype=torch.float32)
     assert torch.equal(layer(x), plain(x))
+    fresh = SELECT[dims](8, 4, 3)
+    for name in ("gate", "index", "moved", "shifted", "shift"):
+        assert torch.equal(getattr(layer, name), getattr(fresh, name))
+    assert int(layer.observed_batches) == 1  # of the one forward
+
+
+def test_a_plain_state_dict_loads_into_a_converted_model():
+    def build():
+        return nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1))
+
+    plain, model = build(), sc.convert(build())
+    model[3].close([0])
+    model.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 3, 4, 4)
+    torch.testing.assert_close(model.eval()(x), plain.eval()(x))
+
+
+def test_an_allocation_with_a_key_missing_is_still_refused():
+    layer = sc.SelectConv2d(8, 4, 1)
+    state = layer.state_dict()
+    del state["index"]
+    with pytest.raises(RuntimeError, match="index"):
+        layer.load_state_dict(state)
 
 
 @in_all_dims

@@ -18,7 +18,8 @@ def test_shifts_have_a_group_and_a_decay_of_their_own(build):
     others, shifts = sc.param_groups(model)
     layers = select_layers(model).values()
     assert ids(shifts["params"]) == ids(x.shift for x in layers if x.shift is not None)
-    assert (others["weight_decay"], shifts["weight_decay"]) == (1e-4, 1e-5)  # the paper's
+    assert "weight_decay" not in others  # the optimizer's own acts
+    assert shifts["weight_decay"] == 1e-5  # the paper's
     assert ids(others["params"] + shifts["params"]) == ids(model.parameters())
 
 
@@ -58,7 +59,7 @@ def test_frozen_parameters_are_left_out():
     [
         ({"weight_decay": -0.1}, ValueError, r"`weight_decay`.*-0\.1"),
         ({"weight_decay": math.nan}, ValueError, "`weight_decay`.*nan"),
-        ({"weight_decay": None}, TypeError, "`weight_decay`.*None"),
+        ({"weight_decay": "much"}, TypeError, "`weight_decay`.*'much'"),
         ({"shift_weight_decay": math.inf}, ValueError, "`shift_weight_decay`.*inf"),
         ({"shift_weight_decay": True}, TypeError, "`shift_weight_decay`.*True"),
     ],
@@ -75,6 +76,16 @@ def test_nothing_to_train_and_no_model_are_refused():
         sc.param_groups(conv_net().requires_grad_(False))
     with pytest.raises(TypeError, match=r"`model` must be an nn\.Module, got list"):
         sc.param_groups([])
+
+
+@pytest.mark.parametrize("optimizer_type", [torch.optim.SGD, torch.optim.AdamW])
+def test_the_optimizers_own_decay_acts_unless_one_is_given(optimizer_type):
+    model = conv_net()
+    others, shifts = optimizer_type(sc.param_groups(model), lr=0.1, weight_decay=0.05).param_groups
+    assert (others["weight_decay"], shifts["weight_decay"]) == (0.05, 1e-5)
+    groups = sc.param_groups(model, weight_decay=0.02)
+    optimizer = optimizer_type(groups, lr=0.1, weight_decay=0.05)
+    assert optimizer.param_groups[0]["weight_decay"] == 0.02
 
 
 @pytest.mark.parametrize("optimizer_type", [torch.optim.SGD, torch.optim.AdamW])

@@ -147,7 +147,7 @@ def test_reopened_slot_takes_over_the_entries_of_the_slot_it_copies(closed, sour
 
 def test_allocation_keeps_the_function_and_clears_what_slots_remember():
     model = build()
-    optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.1, momentum=0.9, weight_decay=1e-4)
     for seed in range(3):
         optimizer.zero_grad()
         model(batch(seed)).square().sum().backward()

@@ -570,7 +570,7 @@ def quieten(layer: sc.SelectConv2d) -> list[int]:
 @each_model
 def test_a_step_of_the_allocator(name, realloc):
     model = narrow(name, selective=True, realloc=realloc)
-    optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.05, momentum=0.9, weight_decay=1e-4)
     x, labels = torch.randn(8, 3, 8, 8), torch.arange(8) % CLASSES
 
     def train(steps):

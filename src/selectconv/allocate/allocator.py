@@ -6,6 +6,7 @@ and never calls the optimizer.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from operator import index as as_int
 from typing import Any
@@ -18,14 +19,15 @@ from selectconv.allocate.budget import Budget, check_targets
 from selectconv.allocate.closing_queue import StepOptions
 from selectconv.allocate.copies import Copies
 from selectconv.allocate.log import Log, read_log
+from selectconv.allocate.optimizer_state import decays
 from selectconv.allocate.report import AllocationReport
 from selectconv.checks import check_choice, check_count, check_fraction
 from selectconv.core.allocation import AllocationPlan, ReallocRule
 from selectconv.core.layer import SelectConvNd
-from selectconv.core.models import selective_layers, unwrap
+from selectconv.core.models import count_slots, selective_layers, unwrap
 from selectconv.core.slots import DAMAGES, draw_shift
 from selectconv.core.threads import one_thread
-from selectconv.errors import AllocationError, SelectConvError
+from selectconv.errors import AllocationError, SelectConvError, SelectConvWarning
 
 MODES = ("select", "zero", "random", "dealloc", "shift", "none")
 _STATE_VERSION = 1
@@ -67,7 +69,7 @@ class ChannelAllocator:
     Example:
         >>> import selectconv as sc, torch
         >>> model = sc.create_model("densenet40", selective=True)
-        >>> optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.1, momentum=0.9)
+        >>> optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.1, weight_decay=1e-4)
         >>> allocator = ChannelAllocator(model, optimizer, total_epochs=10, gamma=0.03)
         >>> print(allocator.step(epoch=0))  # doctest: +ELLIPSIS
         epoch 0: ... slots de-allocated, ... re-allocated in ... layers
@@ -103,6 +105,7 @@ class ChannelAllocator:
         self.model = unwrap(model)
         self.optimizer = optimizer
         self.last_epoch = -1
+        self._is_overtime = False  # whether that has been said
         self.generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
         if mode != "none" and not selective_layers(self.model):
             raise AllocationError(
@@ -110,6 +113,13 @@ class ChannelAllocator:
                 "or sc.create_model(..., selective=True)."
             )
         self._copies = Copies(self.model, optimizer, followers)
+        if optimizer is not None and self._closes and not decays(optimizer, self.layers):
+            warnings.warn(
+                "`optimizer` has a weight decay of 0: slots fade by decay, and without it little "
+                "is ever de-allocated. Give the optimizer a weight_decay, such as 1e-4.",
+                SelectConvWarning,
+                stacklevel=2,
+            )
         self._opened_at = {
             name: torch.full((layer.in_channels,), _NEVER, device="cpu")
             for name, layer in self.layers.items()
@@ -144,7 +154,15 @@ class ChannelAllocator:
                 f"`epoch` {epoch} was stepped already (the last was {self.last_epoch}): "
                 "call step once an epoch, or dealloc() and realloc() on demand."
             )
-        acts = epoch < self.stop_at * self.total_epochs and self.mode not in ("shift", "none")
+        if epoch >= self.total_epochs and not self._is_overtime:
+            self._is_overtime = True
+            warnings.warn(
+                f"`epoch` {epoch} is past `total_epochs` {self.total_epochs} (epochs count from "
+                "0): no step acts there.",
+                SelectConvWarning,
+                stacklevel=2,
+            )
+        acts = epoch < self.stop_at * self.total_epochs and self._closes
         # Shifts go on learning, and with them the cost changes: a budget is kept to the end.
         acts = acts or (self.budget is not None and self._reopens)
         plan = AllocationPlan()
@@ -164,13 +182,21 @@ class ChannelAllocator:
     def preview(self) -> AllocationReport:
         """Tell what the next step would do, were it to act, and from which gamma it would close.
 
+        Layers that observe their input's mean are not known before the first batch: the report
+        names them and answers for the others (with a target, which needs them all, for none).
         Changes nothing; raises as `step` does.
         """
-        if self.mode in ("shift", "none"):
+        if not self._closes:
             return AllocationReport(None, AllocationPlan())
         epoch = self.last_epoch + 1
-        plan = self._decide(True, self._reopens, epoch, self._copy_generator(), is_scheduled=True)
-        return AllocationReport(None, plan, self._smallest_gamma(epoch))
+        unknown = tuple(name for name, layer in self.layers.items() if not layer.knows_mean())
+        known = {name: layer for name, layer in self.layers.items() if name not in unknown}
+        if unknown and self.budget is not None:
+            return AllocationReport(None, AllocationPlan(), unknown=unknown)
+        plan = self._decide(
+            known, True, self._reopens, epoch, self._copy_generator(), is_scheduled=True
+        )
+        return AllocationReport(None, plan, self._smallest_gamma(known, epoch), unknown)
 
     def apply(self, plan: AllocationPlan) -> None:
         """Carry out a plan from a report or a log, on the model, its followers and the optimizer.
@@ -216,6 +242,7 @@ class ChannelAllocator:
         """Return what resuming needs besides the model's own state: tensors and plain types."""
         state = {
             "version": _STATE_VERSION,
+            "settings": self._settings(),
             "last_epoch": self.last_epoch,
             "generator": self.generator.get_state(),
             "opened_at": {name: epochs.clone() for name, epochs in self._opened_at.items()},
@@ -225,13 +252,15 @@ class ChannelAllocator:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict()`; the model's own state is restored with the model.
 
+        The settings stay this allocator's own; a warning names those that differ.
+
         Raises:
             AllocationError: a state of another version or architecture; nothing was changed.
         """
         keys = {"version", "last_epoch", "generator", "opened_at"}
         if self.budget is not None:
             keys.add("budget")
-        if not isinstance(state, Mapping) or set(state) != keys:
+        if not isinstance(state, Mapping) or set(state) - {"settings"} != keys:
             got = sorted(state) if isinstance(state, Mapping) else type(state).__name__
             raise AllocationError(f"`state` must have the keys {sorted(keys)}, got {got}.")
         if state["version"] != _STATE_VERSION:
@@ -243,6 +272,7 @@ class ChannelAllocator:
             generator = torch.Generator()
             # To the CPU: torch.load may have been told to map everything to another device.
             generator.set_state(torch.as_tensor(state["generator"], device="cpu"))
+            settings: dict[str, Any] = dict(state.get("settings", {}))  # not in version 0.1
             opened_at = {
                 name: torch.as_tensor(epochs, dtype=torch.int64, device="cpu").clone()
                 for name, epochs in state["opened_at"].items()
@@ -259,9 +289,46 @@ class ChannelAllocator:
             )
         if self.budget is not None:
             self.budget.load_state_dict(state["budget"])
+        here = self._settings()
+        changed = [
+            f"{name} {value!r}, here {here.get(name)!r}"
+            for name, value in settings.items()
+            if value != here.get(name)
+        ]
+        if changed:
+            warnings.warn(
+                f"`state` is of an allocator with other settings: {'; '.join(changed)}. Training "
+                "goes on with those of this one.",
+                SelectConvWarning,
+                stacklevel=2,
+            )
         self.last_epoch = last_epoch
         self.generator.set_state(generator.get_state())
         self._opened_at = opened_at
+
+    def __repr__(self) -> str:
+        slots = count_slots(self.model)
+        words = [f"{name}={value!r}" for name, value in self._settings().items()]
+        words += [f"layers={len(self.layers)}", f"last_epoch={self.last_epoch}"]
+        words += [f"moved={slots.moved}", f"closed={slots.closed}"]
+        return f"{type(self).__name__}({', '.join(words)})"
+
+    def _settings(self) -> dict[str, Any]:
+        """Return what decides how the allocator acts, as plain types."""
+        return {
+            "mode": self.mode,
+            "gamma": self.gamma,
+            "top_k": self.rule.top_k,
+            "max_copies": self.rule.max_copies,
+            "total_epochs": self.total_epochs,
+            "stop_at": self.stop_at,
+            "grace": self.grace,
+            "damage": self.damage,
+        }
+
+    @property
+    def _closes(self) -> bool:
+        return self.mode not in ("shift", "none")
 
     @property
     def _reopens(self) -> bool:
@@ -271,7 +338,7 @@ class ChannelAllocator:
         self, target_macs: float | None, target_params: float | None, example_input: Any
     ) -> Budget | None:
         for name in check_targets(target_macs, target_params):
-            if self.mode in ("shift", "none"):
+            if not self._closes:
                 raise ValueError(f"`{name}` needs a `mode` that closes slots, got {self.mode!r}.")
             if example_input is None:
                 raise ValueError(f"`{name}` needs an `example_input` to count the model with.")
@@ -288,7 +355,9 @@ class ChannelAllocator:
         generator = self._copy_generator()
 
         def decide() -> AllocationPlan:
-            return self._decide(closes, reopens, epoch, generator, is_scheduled=is_scheduled)
+            return self._decide(
+                self.layers, closes, reopens, epoch, generator, is_scheduled=is_scheduled
+            )
 
         with one_thread():
             plan = self._agree(decide, generator)
@@ -305,6 +374,7 @@ class ChannelAllocator:
 
     def _decide(
         self,
+        layers: Mapping[str, SelectConvNd],
         closes: bool,
         reopens: bool,
         epoch: int,
@@ -312,7 +382,7 @@ class ChannelAllocator:
         *,
         is_scheduled: bool = False,
     ) -> AllocationPlan:
-        """Plan for every layer; draws from `generator`, changes nothing else."""
+        """Plan for these layers; draws from `generator`, changes nothing else."""
         self._check_batch_norms()
         if self.budget is not None and is_scheduled:
             rule = self.rule if reopens else None
@@ -320,7 +390,7 @@ class ChannelAllocator:
             options = StepOptions(epoch, self.damage, self.gamma, rule, grace, generator)
             return self.budget.plan(self.layers, options)
         plans = {}
-        for name, layer in self.layers.items():
+        for name, layer in layers.items():
             protected = self._protected(name, epoch)
             # Weights that do not learn could make nothing of another channel.
             rule = self.rule if reopens and layer.weight.requires_grad else None
@@ -343,9 +413,9 @@ class ChannelAllocator:
         """Tell which slots of a layer were re-opened too short a time ago to be closed again."""
         return epoch - self._opened_at[name] <= self.grace if self.grace else None
 
-    def _smallest_gamma(self, epoch: int) -> float | None:
+    def _smallest_gamma(self, layers: Mapping[str, SelectConvNd], epoch: int) -> float | None:
         smallest = []
-        for name, layer in self.layers.items():
+        for name, layer in layers.items():
             gamma = layer.smallest_gamma(self.damage, self._protected(name, epoch))
             if gamma is not None:
                 smallest.append(gamma)

@@ -33,6 +33,16 @@ def check_owns(optimizer: torch.optim.Optimizer, layers: Mapping[str, SelectConv
         )
 
 
+def decays(optimizer: torch.optim.Optimizer, layers: Mapping[str, SelectConvNd]) -> bool:
+    """Return whether an optimizer decays the weights of any layer, as far as its groups tell."""
+    weights = {id(layer.weight) for layer in layers.values()}
+    return any(
+        group.get("weight_decay", None) != 0
+        for group in optimizer.param_groups
+        if any(id(parameter) in weights for parameter in group["params"])
+    )
+
+
 def check_state_by_parameter(optimizer: torch.optim.Optimizer | None) -> None:
     """Refuse state that one parameter keeps for all of them, such as LBFGS's flat vectors.
 

@@ -5,17 +5,17 @@ from typing import Any
 from torch import nn
 
 from selectconv.checks import check_non_negative
-from selectconv.core.layer import SelectConvNd
+from selectconv.core.models import selective_layers
 
 
 def param_groups(
-    model: nn.Module, weight_decay: float = 1e-4, shift_weight_decay: float = 1e-5
+    model: nn.Module, weight_decay: float | None = None, shift_weight_decay: float = 1e-5
 ) -> list[dict[str, Any]]:
     """Group a model's trainable parameters for any torch optimizer.
 
     Args:
         model: any model, selective or plain.
-        weight_decay: of everything but the shifts.
+        weight_decay: of everything but the shifts; None: the optimizer's own.
         shift_weight_decay: of the shifts of selective layers (supplement B.1).
 
     Returns:
@@ -31,20 +31,20 @@ def param_groups(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
-    check_non_negative("weight_decay", weight_decay)
+    if weight_decay is not None:
+        check_non_negative("weight_decay", weight_decay)
     check_non_negative("shift_weight_decay", shift_weight_decay)
-    shift_ids = {
-        id(layer.shift)
-        for layer in model.modules()
-        if isinstance(layer, SelectConvNd) and layer.shift is not None
-    }
+    layers = selective_layers(model).values()
+    shift_ids = {id(layer.shift) for layer in layers if layer.shift is not None}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
         raise ValueError("`model` has no parameters that require a gradient.")
     others = [parameter for parameter in trained if id(parameter) not in shift_ids]
     shifts = [parameter for parameter in trained if id(parameter) in shift_ids]
-    groups = [
-        {"params": others, "weight_decay": weight_decay},
+    # A group that says nothing is decayed by the optimizer's own value.
+    decay = {} if weight_decay is None else {"weight_decay": weight_decay}
+    groups: list[dict[str, Any]] = [
+        {"params": others, **decay},
         {"params": shifts, "weight_decay": shift_weight_decay},
     ]
     return [group for group in groups if group["params"]]

@@ -13,8 +13,10 @@ class AllocationReport:
     Attributes:
         epoch: the epoch of a scheduled step; None for one on demand.
         plan: the plan itself, which `ChannelAllocator.apply` carries out on a copy of the model.
-        smallest_gamma: of a preview: the smallest gamma at which the next step would close a slot;
-            None: no slot can be closed, or the report is not a preview.
+        smallest_gamma: of a preview: the smallest gamma at which the next step would close a slot
+            that does something; None: no slot can be closed, or the report is not a preview.
+        unknown: of a preview: the layers that it does not answer for, because they have not seen
+            any input yet.
 
     Example:
         >>> plan = AllocationPlan.from_dict({"conv": {"closed": [2, 5], "opened": [[2, 0, None]]}})
@@ -28,6 +30,7 @@ class AllocationReport:
     epoch: int | None
     plan: AllocationPlan
     smallest_gamma: float | None = None
+    unknown: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return a row of a log, which `json` can write and `ChannelAllocator.replay` can read."""
@@ -52,4 +55,7 @@ class AllocationReport:
         layers = len(self.plan.layers)
         when = "" if self.epoch is None else f"epoch {self.epoch}: "
         acts = "" if self.smallest_gamma is None else f"; acts from gamma {self.smallest_gamma:.2g}"
-        return f"{when}{closed} slots de-allocated, {opened} re-allocated in {layers} layers{acts}"
+        text = f"{when}{closed} slots de-allocated, {opened} re-allocated in {layers} layers{acts}"
+        if self.unknown:
+            text += f"; not known before the first batch: {', '.join(self.unknown)}"
+        return text

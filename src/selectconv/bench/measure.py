@@ -73,7 +73,9 @@ def _measure_trainer(repeats: int, compile: bool) -> list[dict[str, Any]]:
     training = Training(config, build_fabric(config), splits)
 
     model = create_model("densenet40")
-    optimizer = torch.optim.SGD(param_groups(model), lr=0.1, momentum=0.9, nesterov=True)
+    optimizer = torch.optim.SGD(
+        param_groups(model), lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-4
+    )
     batches = list(training.train_loader.epoch(0))
     batches = [(images.contiguous(), labels) for images, labels in batches]
 
@@ -115,7 +117,7 @@ def measure_alloc(repeats: int) -> list[dict[str, Any]]:
     seconds = []
     for repeat in range(repeats + 1):
         fresh = copy.deepcopy(model)
-        optimizer = torch.optim.SGD(param_groups(fresh), lr=0.1, momentum=0.9)
+        optimizer = torch.optim.SGD(param_groups(fresh), lr=0.1, momentum=0.9, weight_decay=1e-4)
         for parameter in fresh.parameters():
             optimizer.state[parameter]["momentum_buffer"] = torch.ones_like(parameter)
         allocator = ChannelAllocator(fresh, optimizer, total_epochs=2, max_copies=None)

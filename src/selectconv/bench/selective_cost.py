@@ -54,7 +54,9 @@ def build_network(name: str, kind: str, image_size: int = _IMAGE_SIZE) -> nn.Mod
 
 
 def _step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], object]:
-    optimizer = torch.optim.SGD(param_groups(model), lr=0.01, momentum=0.9, nesterov=True)
+    optimizer = torch.optim.SGD(
+        param_groups(model), lr=0.01, momentum=0.9, nesterov=True, weight_decay=1e-4
+    )
 
     def step() -> None:
         loss = F.cross_entropy(model(images), labels)

@@ -59,6 +59,23 @@ class SlottedConvNd(nn.modules.conv._ConvNd):
         self.weight_std = None
         self._mean_source: MeanSource | None = None
 
+    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
+        """Load the layer; the state of a plain conv means a fresh allocation."""
+        fresh = self._fresh_allocation()
+        if not any(prefix + name in state for name in fresh):
+            state.update({prefix + name: value for name, value in fresh.items()})
+        cast(Any, super())._load_from_state_dict(state, prefix, *args)
+
+    def _fresh_allocation(self) -> dict[str, Tensor]:
+        """Return what the buffers and the shift hold before anything was allocated or observed."""
+        named = {**self._buffers, "shift": self.shift}
+        fresh = {
+            name: torch.zeros_like(value) for name, value in named.items() if value is not None
+        }
+        fresh["gate"].fill_(True)
+        fresh["index"].copy_(torch.arange(self.in_channels))
+        return fresh
+
     @property
     def mean_source(self) -> MeanSource | None:
         """Where E[X] comes from: a `BatchNormMean`, an `ObservedMean`, or None."""
@@ -90,6 +107,13 @@ class SlottedConvNd(nn.modules.conv._ConvNd):
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)
+
+    def knows_mean(self) -> bool:
+        """Return whether `input_mean` has an answer yet."""
+        source = self._mean_source
+        if isinstance(source, ObservedMean):
+            return int(self.observed_batches) > 0
+        return source is not None
 
     def input_mean(self) -> Tensor:
         """Compute E of each selected input channel, (I,); 0 where the slot is closed.
@@ -125,7 +149,10 @@ class SlottedConvNd(nn.modules.conv._ConvNd):
             return normalize_ecdm(matrix) if normalized else matrix
 
     def smallest_gamma(self, damage: str = "auto", protected: Tensor | None = None) -> float | None:
-        """Return the smallest gamma at which `dealloc` would close a slot now; None: at none.
+        """Return the smallest gamma at which `dealloc` would close a slot that does something.
+
+        Slots without any damage, such as those that were just re-opened with weights of zero, do
+        not count: every gamma closes them. None: there is no such slot, or none may be closed.
 
         Args:
             damage: as for `ecdm`.
@@ -137,7 +164,9 @@ class SlottedConvNd(nn.modules.conv._ConvNd):
             can_close &= ~protected.to(can_close.device)
         if not bool(can_close.any()):
             return None
-        return float(self.ecdm(normalized=True, damage=damage).amax(dim=1)[can_close].min())
+        largest = self.ecdm(normalized=True, damage=damage).amax(dim=1)
+        largest = largest[can_close & (largest > 0)]
+        return float(largest.min()) if len(largest) else None
 
     def dealloc(self, gamma: float = 1e-3, damage: str = "auto") -> Tensor:
         """Close the slots that Algorithm 1 chooses; a group's last open slot stays open.
@@ -204,7 +233,10 @@ class SlottedConvNd(nn.modules.conv._ConvNd):
             AllocationError: a slot that the layer does not have; nothing was changed.
             TypeError: slots that are not integers.
         """
-        closed = torch.as_tensor(slots)
+        try:
+            closed = torch.as_tensor(slots)
+        except (RuntimeError, TypeError, ValueError):
+            raise TypeError(f"`slots` must be integers, got {slots!r}.") from None
         if closed.numel() and (
             closed.is_floating_point() or closed.is_complex() or closed.dtype == torch.bool
         ):

@@ -29,11 +29,13 @@ class PlannedRun:
         name: of its folder, unique in the grid.
         settings: what differs from the paper's defaults, as for `resolve`.
         problem: why it cannot run; None: it can.
+        stage: runs of a later stage wait for those of the earlier ones.
     """
 
     name: str
     settings: dict[str, Any]
     problem: str | None = None
+    stage: int = 0
 
     @cached_property
     def config(self) -> TrainConfig:
@@ -53,8 +55,8 @@ class Grid:
         test: the statistical test, named before the runs.
         first: the methods of the first question; others are corrected for their number.
         margin: points of error within which a method counts as no worse; None: nobody asks.
-        runs: in the order in which they are started: seed by seed, so that what is finished early
-            can be compared.
+        runs: in the order in which they are started: stage by stage, within a stage seed by seed,
+            so that what is finished early can be compared.
     """
 
     table: str
@@ -102,7 +104,7 @@ def load_grid(table: str, scale: str) -> Grid:
         title=content["title"],
         note=" ".join(block["note"].split()),
         test=" ".join(content["test"].split()),
-        runs=tuple(sorted(runs, key=lambda run: int(run.settings["seed"]))),
+        runs=tuple(sorted(runs, key=lambda run: (run.stage, int(run.settings["seed"])))),
         first=tuple(content["first"]),
         margin=content.get("margin"),
     )
@@ -122,5 +124,5 @@ def _expand(part: Mapping[str, Any], shared: Mapping[str, Any]) -> list[PlannedR
             problem = None
         except (TypeError, ValueError) as error:
             problem = str(error)
-        runs.append(PlannedRun(name, settings, problem))
+        runs.append(PlannedRun(name, settings, problem, part.get("stage", 0)))
     return runs

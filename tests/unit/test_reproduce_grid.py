@@ -22,8 +22,9 @@ def test_every_grid_loads_and_names_its_test(table, scale):
     assert (grid.table, grid.scale) == (table, scale)
     assert "paired" in grid.test
     assert len({run.name for run in grid.runs}) == len(grid.runs) > 0
-    seeds = [run.settings["seed"] for run in grid.runs]
-    assert seeds == sorted(seeds)  # seed by seed: what is finished early can be compared
+    # Stage by stage, and there seed by seed: what is finished early can be compared.
+    order = [(run.stage, run.settings["seed"]) for run in grid.runs]
+    assert order == sorted(order)
 
 
 @pytest.mark.parametrize(
@@ -43,35 +44,59 @@ def test_the_full_scale_is_the_paper(table, count):
         assert (run.config.subset, run.config.image_size, run.config.grace) == (None, None, 0)
 
 
-@pytest.mark.parametrize("data", ["cifar10", "fashion-mnist"])
-def test_the_reduced_ablation_has_the_promised_seeds(data):
-    runs = [run for run in load_grid("ablation", "reduced").runs if run.config.data == data]
-    seeds = {m: {run.config.seed for run in runs if run.config.method == m} for m in ABLATIONS}
-    assert len(seeds["plain"]) >= 10
-    assert seeds["plain"] == seeds["select"]
+def seeds_by(runs, key):
+    found = {}
+    for run in runs:
+        found.setdefault(key(run), set()).add(run.config.seed)
+    return found
+
+
+def test_the_reduced_ablation_has_the_promised_seeds():
+    runs = load_grid("ablation", "reduced").runs
+    assert all(run.config.holdout for run in runs)
+    shared = [run for run in runs if run.config.weight_decay == 0.001]
+    seeds = seeds_by(shared, lambda run: run.config.method)
+    assert seeds["plain"] == seeds["select"] == set(range(20, 30))
     for method in ABLATIONS:
-        assert len(seeds[method]) >= 5
+        assert len(seeds[method]) >= 6
         assert seeds[method] <= seeds["plain"]  # so that every pair can be formed
-        assert max(seeds[method]) < 100  # from 100 on: the seeds that chose the protocol
-    common = [{**run.config.to_dict(), "method": "", "seed": 0} for run in runs]
+    common = [{**run.config.to_dict(), "method": "", "seed": 0} for run in shared]
     assert all(config == common[0] for config in common)
+    others = [run for run in runs if run not in shared]
+    assert {run.config.method for run in others} == {"plain"}
+    assert {run.config.seed for run in others} == seeds["plain"]
+    assert runs[0].stage < others[0].stage  # the first question first
 
 
-def test_the_reduced_table_1_compares_placements_and_nothing_else():
-    runs = load_grid("table1", "reduced").runs
-    elsewhere = [run for run in runs if "placement" in run.config.model_options]
-    others = [run for run in runs if run not in elsewhere]
-    seeds = {run.config.seed for run in elsewhere}
-    assert len(seeds) >= 4
-    for method in ("plain", "select", "shift"):
-        assert seeds <= {run.config.seed for run in others if run.config.method == method}
-    common = [{**run.config.to_dict(), "method": "", "seed": 0} for run in others]
-    for run in elsewhere:
-        options = dict(run.config.model_options)
-        assert run.config.method == "select"
-        assert options.pop("placement") == "before-norm"
-        common.append({**run.config.to_dict(), "method": "", "seed": 0, "model_options": options})
-    assert all(config == common[0] for config in common)
+@pytest.mark.parametrize(
+    ("model", "data", "images", "epochs", "count"),
+    [
+        ("densenet40", "fashion-mnist", 10_000, 40, 10),
+        ("densenet40", "cifar10", 40_000, 10, 6),
+        ("selectconv.reproduce.networks:small_mobilenet", "cifar10", 10_000, 40, 6),
+    ],
+)
+def test_the_reduced_table_1_has_the_promised_settings(model, data, images, epochs, count):
+    runs = [
+        run
+        for run in load_grid("table1", "reduced").runs
+        if (run.config.model, run.config.data, run.config.subset) == (model, data, images)
+    ]
+    assert all(run.config.holdout and run.config.epochs == epochs for run in runs)
+    seeds = seeds_by(runs, lambda run: run.config.method)
+    assert seeds == {key: set(range(20, 20 + count)) for key in ("plain", "select")}
+
+
+def test_the_reduced_table_2_sets_the_same_cost_for_every_method():
+    grid = load_grid("table2", "reduced")
+    assert grid.margin == 0.5
+    dense = [run for run in grid.runs if run.config.model == "densenet40"]
+    seeds = seeds_by(dense, lambda run: (run.config.method, run.config.bn_sparsity == 0))
+    assert len(seeds) == 5
+    assert all(len(own) == 6 for own in seeds.values())
+    assert {run.config.target_macs for run in dense} == {None, 0.5}
+    condense = [run for run in grid.runs if run.config.model == "condensenet182"]
+    assert set(seeds_by(condense, lambda run: run.config.method)) == {"plain", "lgc", "dealloc"}
 
 
 def test_an_unknown_table_or_scale_is_refused():

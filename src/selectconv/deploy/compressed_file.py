@@ -17,14 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from selectconv.deploy.version_0_1 import upgrade
 from selectconv.errors import CompressionError
-from selectconv.trace.pointwise import Pointwise2d
 
 FORMAT = "selectconv compressed model 1"
 _MODULES = {
     kind.__name__: kind
     for kind in (
-        Pointwise2d, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.Linear,
+        nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.Linear,
         nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm,
         nn.CELU, nn.ELU, nn.GELU, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.LeakyReLU,
         nn.LogSigmoid, nn.Mish, nn.PReLU, nn.ReLU, nn.ReLU6, nn.SELU, nn.SiLU, nn.Sigmoid,
@@ -42,7 +42,7 @@ _FUNCTIONS: dict[str, Any] = {
         for name in (
             "abs", "add", "adaptive_avg_pool1d", "bmm", "cat", "chunk", "clamp", "concat", "div",
             "exp", "flatten", "index_select", "matmul", "max", "maximum", "mean", "minimum",
-            "movedim", "mul", "narrow", "neg", "permute", "pow", "relu", "relu_", "reshape",
+            "movedim", "mul", "narrow", "neg", "permute", "pow", "relu", "reshape",
             "sigmoid", "softmax", "split", "sqrt", "squeeze", "stack", "sub", "sum", "tanh",
             "transpose", "unbind", "unsqueeze", "zeros_like",
         )
@@ -63,7 +63,7 @@ _FUNCTIONS: dict[str, Any] = {
     **{
         f"operator.{name}": getattr(operator, name)
         for name in (
-            "add", "eq", "floordiv", "getitem", "iadd", "matmul", "mod", "mul", "neg", "pow", "sub",
+            "add", "eq", "floordiv", "getitem", "matmul", "mod", "mul", "neg", "pow", "sub",
             "truediv",
         )
     },
@@ -71,8 +71,8 @@ _FUNCTIONS: dict[str, Any] = {
 }  # fmt: skip
 _NAMES = {function: name for name, function in reversed(_FUNCTIONS.items())}
 _METHODS = frozenset((
-    "abs", "add", "chunk", "clamp", "contiguous", "copy_", "dim", "div", "exp", "expand",
-    "expand_as", "flatten", "matmul", "max", "mean", "mul", "narrow", "neg", "new_empty", "permute",
+    "abs", "add", "chunk", "clamp", "contiguous", "dim", "div", "exp", "expand",
+    "expand_as", "flatten", "matmul", "max", "mean", "mul", "narrow", "neg", "permute",
     "pow", "relu", "reshape", "sigmoid", "size", "softmax", "split", "sqrt", "squeeze", "sub",
     "sum", "tanh", "transpose", "unbind", "unflatten", "unsqueeze", "view", "view_as",
 ))  # fmt: skip
@@ -139,7 +139,7 @@ def load_compressed(path: str | os.PathLike[str]) -> fx.GraphModule:
     """
     tensors, description = _read(Path(path))
     try:
-        return _rebuild(description, tensors)
+        return _rebuild(upgrade(description), tensors)
     except CompressionError as error:
         raise CompressionError(f"{path}: {error}") from error
     except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:

@@ -16,10 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from selectconv.core.layer import SelectConvNd
 from selectconv.errors import CompressionError
-from selectconv.trace.concat_buffer import undo_buffers
 from selectconv.trace.example import as_arguments, evaluating
 from selectconv.trace.kinds import CONVS, NORMS, Kind, classify
-from selectconv.trace.pointwise import Pointwise2d, split_sums
 from selectconv.trace.pure_graph import drop_inert, drop_writes
 
 
@@ -94,8 +92,6 @@ def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
 
 def _trace_copy(root: nn.Module, model: nn.Module, example_input: Any) -> Dataflow:
     graph = _trace(root, model)
-    undo_buffers(graph)
-    split_sums(graph, root)
     drop_inert(graph, root)
     drop_writes(graph, root)
     for node in graph.find_nodes(op="call_method", target="clone"):  # nobody writes any more
@@ -133,9 +129,7 @@ class _Tracer(fx.Tracer):
         self.inside: list[str] = []
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, SelectConvNd | Pointwise2d) or super().is_leaf_module(
-            m, module_qualified_name
-        )
+        return isinstance(m, SelectConvNd) or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(
         self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

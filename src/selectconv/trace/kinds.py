@@ -13,9 +13,8 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from selectconv.core.layer import SelectConvNd
-from selectconv.trace.pointwise import Pointwise2d
 
-CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, Pointwise2d)
+CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 # What computes each channel of its output from the same channel of its input, and nothing else.
 _CHANNELWISE_MODULES = (

@@ -67,8 +67,13 @@ def _make_norm_module(node: fx.Node, root: nn.Module) -> None:
     if not all(isinstance(arg, fx.Node) and arg.op == "get_attr" for arg in tensors):
         return
     mean, var, weight, bias = (operator.attrgetter(str(arg.target))(root) for arg in tensors)
-    norm = nn.BatchNorm2d(len(mean), eps=argument(node, 7, "eps", 1e-5), device="meta")
+    norm = nn.BatchNorm2d(
+        len(mean), argument(node, 7, "eps", 1e-5), argument(node, 6, "momentum", 0.1)
+    )
     norm.weight, norm.bias, norm.running_mean, norm.running_var = weight, bias, mean, var
+    owner = root.get_submodule(str(tensors[0].target).rpartition(".")[0])
+    seen = getattr(owner, "num_batches_tracked", None)
+    norm.num_batches_tracked = torch.zeros_like(mean[0], dtype=torch.long) if seen is None else seen
     name = f"_norm_{node.name}"
     root.add_module(name, norm.eval())
     node.op, node.target = "call_module", name

@@ -391,7 +391,7 @@ def hooked(module, inputs, output):
     ("run", "message"),
     [
         (lambda net, x: net.b(net.odd(net.a(x))), r"`odd` \(DependsOnValues\) cannot be traced"),
-        (write_part, "cannot be traced: TypeError: 'Proxy' object does not support item"),
+        (write_part, "`setitem` writes in place in a way that is not known"),
         (write_zeros, "`zero_` writes in place in a way that is not known"),
         (write_view, "writes in place into a part of a tensor"),
     ],

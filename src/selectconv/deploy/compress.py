@@ -16,7 +16,8 @@ from selectconv.deploy.parts import Part, conv_weight, stencil_weight
 from selectconv.errors import CompressionError
 from selectconv.trace.dataflow import Dataflow, Operation, trace_dataflow
 from selectconv.trace.example import as_arguments, evaluating
-from selectconv.trace.kinds import Kind, argument
+from selectconv.trace.kinds import Kind
+from selectconv.trace.operations import argument
 
 RTOL = 1e-4
 

@@ -28,7 +28,12 @@ def test_flags_come_back_also_after_an_error():
             return self  # as models do that hold their batch norms fixed
 
     model = nn.Sequential(Stubborn(), nn.ReLU().eval())
-    with pytest.raises(KeyError), evaluating(model):
-        assert not any(module.training for module in model.modules())
-        raise KeyError
+
+    def fail():
+        with evaluating(model):
+            assert not any(module.training for module in model.modules())
+            raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        fail()
     assert [module.training for module in model.modules()] == [True, True, False]

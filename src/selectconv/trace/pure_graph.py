@@ -39,6 +39,7 @@ def purify(module: fx.GraphModule, source: nn.Module) -> None:
         if family_of(node, None) is Family.COPY:  # nobody writes any more
             node.replace_all_uses_with(argument(node))
     module.graph.eliminate_dead_code()
+    module.recompile()
 
 
 def _is_inert(root: nn.Module, node: fx.Node) -> bool:
@@ -142,9 +143,19 @@ def _names_of(root: nn.Module, node: fx.Node) -> list[fx.Node]:
     def is_view(node: fx.Node) -> bool:
         return family_of(node, module_of(root, node)) in _SECOND_NAMES
 
-    while is_view(node) and isinstance(argument(node), fx.Node):
-        node = argument(node)
-    names = [node]
+    path = [node]
+    while is_view(path[-1]) and isinstance(argument(path[-1]), fx.Node):
+        path.append(argument(path[-1]))
+    names = [path[-1]]
     for name in names:  # grows on the way
-        names += [user for user in name.users if is_view(user) and argument(user) is name]
+        views = [user for user in name.users if is_view(user) and argument(user) is name]
+        names += [view for view in views if not any(_are_apart(view, own) for own in path)]
     return names
+
+
+def _are_apart(one: fx.Node, other: fx.Node) -> bool:
+    """Return whether two nodes take different items of one tensor, or of its parts."""
+    if not (one.target is other.target is operator.getitem and one.args[0] is other.args[0]):
+        return False
+    items = (one.args[1], other.args[1])
+    return items[0] != items[1] and all(isinstance(item, int) and item >= 0 for item in items)

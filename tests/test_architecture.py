@@ -101,6 +101,13 @@ def test_the_root_is_small():
     assert len([path for path in FILES if path.parent == SOURCE]) <= MOST_IN_ROOT
 
 
+def test_trace_and_deploy_have_a_test_file_for_each_module():
+    tests = {path.name for path in (SOURCE.parents[1] / "tests" / "unit").glob("test_*.py")}
+    for room in ("trace", "deploy"):
+        names = {path.stem for path in (SOURCE / room).glob("*.py")} - FACES
+        assert not {f"test_{room}_{name}.py" for name in names} - tests
+
+
 @pytest.mark.parametrize("path", ROOM_FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_imports_point_to_the_same_room_or_one_above(path):
     room = room_of(path)

@@ -50,6 +50,7 @@ def assert_compresses_the_same(model: nn.Module, x: torch.Tensor, **options) -> 
     after = model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert not any(isinstance(module, SelectConvNd) for module in small.modules())
+    assert not any(value.is_meta for value in small.state_dict().values())
     with torch.no_grad():
         for batch in (x, torch.cat([x, -x, 2 * x])):
             want, got = model(batch), small(batch)

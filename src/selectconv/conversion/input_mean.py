@@ -5,17 +5,26 @@ norm gives the closed form; what keeps a channel's mean is passed through. Anyth
 walk: the caller observes the mean instead.
 """
 
-import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import fx, nn
 from torch.nn.modules.conv import _ConvNd
 
+from selectconv.conversion.mean_rules import (
+    Chain,
+    activation,
+    differ_by_channel,
+    is_whole,
+    keeps_mean,
+    keeps_values,
+    norm_and_activations,
+    raw_inputs,
+    writes_into,
+)
 from selectconv.core.ecdm import Activation
 from selectconv.core.mean_source import (
     BatchNormMean,
@@ -24,51 +33,9 @@ from selectconv.core.mean_source import (
     ConstantMean,
     SelectedMean,
 )
-from selectconv.trace.operations import (
-    IN_PLACE_OPERATORS,
-    Chain,
-    activation,
-    argument,
-    differ_by_channel,
-    is_concat,
-    is_known_whole,
-    is_zeros,
-    keeps_mean,
-    keeps_values,
-    norm_and_activations,
-    raw_inputs,
-    setting,
-    writes_into,
-)
+from selectconv.trace.operations import Family, argument, family_of
 from selectconv.trace.rearrangement import is_rearrangement, moved_channels
-
-
-class _Proxy(fx.Proxy):
-    """Records `x += y` and `x[i] = y` as writing into `x`: torch.fx takes the first for a sum."""
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
-
-
-def _writing(target: Callable[..., Any]) -> Callable[[_Proxy, Any], fx.Proxy]:
-    def write(self: _Proxy, other: Any) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", target, (self, other), {})
-
-    return write
-
-
-for _operator in IN_PLACE_OPERATORS:
-    setattr(_Proxy, f"__{_operator.__name__}__", _writing(_operator))
-
-
-class _Tracer(fx.Tracer):
-    def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Proxy(node, self)
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if isinstance(m, _ConvNd) or is_known_whole(m):
-            return True
-        return super().is_leaf_module(m, module_qualified_name)
+from selectconv.trace.tracer import Tracer, first_line
 
 
 @dataclass(frozen=True)
@@ -131,9 +98,9 @@ def trace(model: nn.Module, calls: Mapping[int, int] | None = None) -> Graph:
 def _trace_whole(model: nn.Module) -> Graph:
     try:
         with _left_alone(model):
-            graph = _Tracer().trace(model)
+            graph = Tracer(is_whole).trace(model)
     except Exception as error:  # user code under a tracer can fail in any way; the reason is kept
-        return Graph(failure=f"{type(error).__name__}: {error}".splitlines()[0])
+        return Graph(failure=first_line(error))
     modules = dict(model.named_modules())
     calls: dict[int, list[fx.Node]] = {}
     for node in graph.nodes:
@@ -219,9 +186,10 @@ class _Walk:
             return self.closed_form(argument(node), (act, *acts), width)
         if keeps_values(node, module):
             return self.closed_form(argument(node), acts, width)
-        if is_concat(node):
+        family = family_of(node, module)
+        if family is Family.CONCAT:
             return self._concat(node, acts, width)
-        if node.op == "call_function" and node.target is F.pad:
+        if family is Family.PAD:
             return self._zero_padded(node, acts, width)
         if is_rearrangement(node, module):
             return self._rearranged(node, acts)
@@ -277,8 +245,8 @@ class _Walk:
     def _concat(
         self, node: fx.Node, acts: tuple[Activation, ...], width: int | None
     ) -> ClosedForm | None:
-        tensors = argument(node, "tensors")
-        dim = setting(node, 1, "dim", node.kwargs.get("axis", 0))
+        tensors = argument(node, 0, "tensors")
+        dim = argument(node, 1, "dim", node.kwargs.get("axis", 0))
         if dim not in (1, -1 - self.axes) or not isinstance(tensors, list | tuple):
             return None
         if differ_by_channel(acts):
@@ -295,14 +263,16 @@ class _Walk:
         return ConcatMean([part for part in parts if part is not None])
 
     def _is_zeros(self, node: Any) -> bool:
-        return is_zeros(node) and not self._is_overwritten(node)
+        if not isinstance(node, fx.Node) or family_of(node, None) is not Family.ZEROS:
+            return False
+        return not self._is_overwritten(node)
 
     def _zero_padded(
         self, node: fx.Node, acts: tuple[Activation, ...], width: int | None
     ) -> ClosedForm | None:
-        pad = setting(node, 1, "pad")
-        mode = setting(node, 2, "mode", "constant")
-        value = setting(node, 3, "value")
+        pad = argument(node, 1, "pad")
+        mode = argument(node, 2, "mode", "constant")
+        value = argument(node, 3, "value")
         if not isinstance(pad, list | tuple) or len(pad) < 2 or differ_by_channel(acts):
             return None
         # F.pad counts from the last axis: the pair behind the spatial ones is the channels'.

@@ -14,11 +14,10 @@ from selectconv.checks import check_count
 from selectconv.deploy.layout import Channels, Layout, channel_axis, is_channel_operand, plan_layout
 from selectconv.deploy.parts import Part, conv_weight, stencil_weight
 from selectconv.errors import CompressionError
-from selectconv.trace.concat_buffer import fill_buffers
 from selectconv.trace.dataflow import Dataflow, Operation, trace_dataflow
 from selectconv.trace.example import as_arguments, evaluating
-from selectconv.trace.kinds import CONVS, NORMS, Kind, argument
-from selectconv.trace.pointwise import Pointwise2d
+from selectconv.trace.kinds import Kind
+from selectconv.trace.operations import argument
 
 RTOL = 1e-4
 
@@ -78,73 +77,13 @@ class _Builder:
         self.graph = fx.Graph()
         self.made: dict[str, Any] = {}  # modules and tensors by name
         self.new: dict[fx.Node, fx.Node] = {}
-        self.widths: dict[fx.Node, int] = {}  # channels of what maps are concatenated from
         self.gathers: dict[tuple[fx.Node, bytes], fx.Node] = {}
 
     def build(self) -> fx.GraphModule:
         for node, op in self.flow.operations.items():
             if node in self.layout.kept and op.kind is not Kind.TENSOR:
                 self.new[node] = self._write(op)
-        fill_buffers(self.graph, self.widths)
-        self._write_in_place()
-        self._add_to_streams()
         return fx.GraphModule(self.made, self.graph, class_name="Compressed").eval()
-
-    def _write_in_place(self) -> None:
-        """Let ReLUs and sums overwrite what nobody reads again: fresh memory costs more time."""
-        for node in self.graph.nodes:
-            fresh = [other for other in node.all_input_nodes if self._is_fresh(other)]
-            if not fresh:
-                continue
-            is_module = node.op == "call_module"
-            if is_module and type(self.made[str(node.target)]) is nn.ReLU:
-                node.op, node.target, node.kwargs = "call_function", torch.relu_, {}
-                node.args = (fresh[0],)
-            elif node.target in (F.relu, torch.relu):
-                node.target, node.args, node.kwargs = torch.relu_, (fresh[0],), {}
-            elif node.target is operator.add and len(node.all_input_nodes) == 2:
-                first = fresh[-1]
-                (other,) = (one for one in node.all_input_nodes if one is not first)
-                node.target, node.args = operator.iadd, (first, other)
-
-    def _add_to_streams(self) -> None:
-        """Let pointwise convs add to the other summand, where nobody reads that one again."""
-        order = {node: place for place, node in enumerate(self.graph.nodes)}
-        for node in self.graph.find_nodes(op="call_function", target=operator.iadd):
-            for conv, other in (node.args, node.args[::-1]):
-                if not (isinstance(conv, fx.Node) and isinstance(other, fx.Node)):
-                    break
-                is_last = all(order[user] <= order[node] for user in other.users)
-                if self._is_lone_pointwise(conv) and is_last and self._owns_memory(other):
-                    with self.graph.inserting_before(node):
-                        total = self.graph.call_module(str(conv.target), (conv.args[0], other))
-                    order[total] = order[node]
-                    node.replace_all_uses_with(total)
-                    self.graph.erase_node(node)
-                    self.graph.erase_node(conv)
-                    break
-
-    def _is_lone_pointwise(self, node: fx.Node) -> bool:
-        return (
-            node.op == "call_module"
-            and isinstance(self.made[str(node.target)], Pointwise2d)
-            and len(node.args) == 1
-            and len(node.users) == 1
-        )
-
-    def _owns_memory(self, node: fx.Node) -> bool:
-        if node.op == "call_module":
-            kinds = (*CONVS, *NORMS, nn.AvgPool2d, nn.MaxPool2d)
-            return isinstance(self.made[str(node.target)], kinds)
-        return node.target in (torch.index_select, F.pad, operator.iadd, operator.add)
-
-    def _is_fresh(self, node: fx.Node) -> bool:
-        """Tell whether a value has memory of its own and a single reader."""
-        if len(node.users) != 1:
-            return False
-        if node.op == "call_module":
-            return isinstance(self.made[str(node.target)], (*CONVS, *NORMS, nn.Linear))
-        return node.target in (torch.index_select, torch.cat)
 
     def _write(self, op: Operation) -> fx.Node:
         if op.kind is Kind.CONV:
@@ -231,14 +170,9 @@ class _Builder:
         return name
 
     def _write_concat(self, op: Operation) -> fx.Node:
-        pieces = []
-        for other, wanted in self.layout.pieces[op.node]:
-            pieces.append(self._gather(other, wanted))
+        pieces = [self._gather(other, wanted) for other, wanted in self.layout.pieces[op.node]]
         if len(pieces) == 1:
             return pieces[0]
-        if len(op.shape) == 4:
-            for piece, (_, wanted) in zip(pieces, self.layout.pieces[op.node], strict=True):
-                self.widths[piece] = len(wanted)
         return self.graph.call_function(torch.cat, (pieces, 1))
 
     def _write_channel_pad(self, op: Operation) -> fx.Node:
@@ -297,8 +231,6 @@ def _conv(part: Part, *, has_bias: bool) -> nn.Module:
         assert old.bias is not None
         filters = torch.from_numpy(part.filters.reshape(-1)).to(weight.device)
         new.bias = nn.Parameter(old.bias.detach()[filters])
-    if Pointwise2d.can_replace(new):
-        new.__class__ = Pointwise2d
     return cast(nn.Module, new)
 
 

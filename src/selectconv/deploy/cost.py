@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -15,14 +14,10 @@ from selectconv.checks import check_count
 from selectconv.core.layer import SelectConvNd
 from selectconv.deploy.layout import Layout, channel_axis, plan_layout
 from selectconv.trace.dataflow import Dataflow, Operation, trace_dataflow
-from selectconv.trace.kinds import Kind, argument, is_spatial_mean
+from selectconv.trace.kinds import Kind
+from selectconv.trace.operations import Family, argument, find_row
 
-_RELUS = (nn.ReLU, F.relu, torch.relu, "relu")
-_AVERAGE_POOLS = (
-    nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
-    nn.AdaptiveAvgPool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, F.adaptive_avg_pool1d,
-    F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
-)  # fmt: skip
+_AVERAGES = (Family.AVERAGE_POOL, Family.ADAPTIVE_AVERAGE_POOL, Family.MEAN)
 
 
 @dataclass(frozen=True)
@@ -177,15 +172,11 @@ def _elements_read(flow: Dataflow, op: Operation, layout: Layout) -> int:
     other = argument(op.node, 0, "input")
     if not isinstance(other, fx.Node):
         return 0
-    before = flow.operations[other].shape
-    is_pool = _calls(op, _AVERAGE_POOLS) or is_spatial_mean(op.node, before)
-    if not is_pool and not _calls(op, _RELUS):
+    row = find_row(op.node, op.module)
+    if row is None or not (row.family in _AVERAGES or "relu" in row.names):
         return 0
+    before = flow.operations[other].shape
     return math.prod(before) // before[1] * len(layout.kept[op.node])
-
-
-def _calls(op: Operation, targets: Sequence[Any]) -> bool:
-    return (op.node.target if op.module is None else type(op.module)) in targets
 
 
 def count_params(model: nn.Module) -> int:

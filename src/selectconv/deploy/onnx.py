@@ -18,9 +18,7 @@ from selectconv.core.layer import SelectConvNd
 from selectconv.deploy.compress import compress, largest_difference
 from selectconv.deploy.compressed_file import write_whole
 from selectconv.errors import CompressionError, ExportError
-from selectconv.trace.concat_buffer import undo_buffers
 from selectconv.trace.example import as_arguments, evaluating
-from selectconv.trace.pointwise import Pointwise2d, split_sums
 
 TOLERANCE = 1e-3
 BATCHES = (1, 3)
@@ -110,14 +108,8 @@ def _as_plain(model: nn.Module, example_input: Any) -> nn.Module:
             if any(isinstance(module, SelectConvNd) for module in model.modules()):
                 raise
             plain = copy.deepcopy(model)
-    if isinstance(plain, fx.GraphModule):
-        undo_buffers(plain.graph)
-        split_sums(plain.graph, plain)
-        plain.recompile()
     for module in plain.modules():
         module.training = False
-        if isinstance(module, Pointwise2d):  # runtimes know convs better than we do
-            module.__class__ = nn.Conv2d  # type: ignore[assignment]
     return plain
 
 

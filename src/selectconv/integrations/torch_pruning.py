@@ -8,11 +8,11 @@ readers: what Algorithm 1 orders slots by.
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from selectconv.checks import check_choice
 from selectconv.core.ecdm import ecdm, expected_activation, normalize_ecdm, rms_damage
+from selectconv.trace.operations import TABLE, Family
 
 try:
     import torch_pruning
@@ -27,16 +27,11 @@ DAMAGES = ("mean", "rms")
 
 Moments = tuple[Tensor, Tensor]  # mean and variance of each channel
 
-# By the name of the operation's gradient, which is what Torch-Pruning knows of a function.
-_ACTIVATIONS = {
-    "ReluBackward": torch.relu, "HardtanhBackward": F.relu6, "SiluBackward": F.silu,
-    "GeluBackward": F.gelu, "HardswishBackward": F.hardswish, "EluBackward": F.elu,
-    "LeakyReluBackward": F.leaky_relu, "MishBackward": F.mish, "SigmoidBackward": torch.sigmoid,
-    "TanhBackward": torch.tanh, "SoftplusBackward": F.softplus,
-}  # fmt: skip
+# What Torch-Pruning knows of a function is the name of its gradient.
+_ACTIVATIONS = [row for row in TABLE if row.family is Family.ACTIVATION and row.gradient]
 # Pooling is taken to keep the mean: so it does where it averages; the maximum of a map's
 # neighbours is larger, for all channels of a layer alike.
-_POOLS = ("AvgPool", "MaxPool", "MeanBackward", "AdaptiveAvgPool", "AdaptiveMaxPool")
+_POOLS = [row.gradient for row in TABLE if row.gradient and row.family is not Family.ACTIVATION]
 # Torch-Pruning runs a model on a tensor's first image, without the batch, where it can: torch then
 # wraps each conv in these.
 _UNBATCHED = ("UnsqueezeBackward", "ConvolutionBackward", "SqueezeBackward")
@@ -169,9 +164,9 @@ def _find_moments(node: Any, known: dict[Any, Moments | None]) -> Moments | None
     if not found or len(found) < len(before):
         return None
     operation = _operation(node)
-    for name, act in _ACTIVATIONS.items():
-        if operation.startswith(name):
-            return _activate(found[0], act)
+    for row in _ACTIVATIONS:
+        if operation.startswith(row.gradient):
+            return _activate(found[0], row.function)
     if isinstance(module, torch_pruning.ops._ConcatOp):
         means, variances = zip(*found, strict=True)
         return torch.cat(means), torch.cat(variances)

@@ -1,258 +1,297 @@
-"""What one step of a traced model does to the mean of each channel.
+"""The table of operations: every one that selectconv knows has one row, and one family.
 
-Modules of timm and torchvision are known by package and name, so that neither is imported. Only
-exact types count: a subclass may compute something else.
+Conversion reads here what happens to E[X], counting and compression how channels depend on each
+other, saving what a file may name, and pruning which activation a gradient belongs to. A new
+activation is one row. Only exact types count: a subclass may compute something else. Modules of
+timm and torchvision are known by package and name, so that neither is imported.
 """
 
 import operator
 from collections.abc import Callable
-from typing import Any, cast
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from selectconv.core.ecdm import Activation
 
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_BATCH_NORM_ACTS = {("timm", "BatchNormAct2d"), ("timm", "SyncBatchNormAct")}
-_ACTIVATION_MODULES = (
-    nn.CELU, nn.ELU, nn.GELU, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.LeakyReLU,
-    nn.LogSigmoid, nn.Mish, nn.PReLU, nn.ReLU, nn.ReLU6, nn.SELU, nn.SiLU, nn.Sigmoid, nn.Softplus,
-    nn.Softsign, nn.Tanh, nn.Tanhshrink,
+class Family(Enum):
+    """What an operation does."""
+
+    ACTIVATION = auto()  # the same function of every element, with fixed settings
+    ARITHMETIC = auto()  # element by element, of one tensor or more
+    AVERAGE_POOL = auto()
+    ADAPTIVE_AVERAGE_POOL = auto()
+    MAX_POOL = auto()
+    RESIZE = auto()  # maps become larger or smaller
+    SPATIAL_PAD = auto()  # maps get a frame
+    PAD = auto()  # any axes get a frame
+    MEAN = auto()  # over any axes
+    CONV = auto()
+    LINEAR = auto()
+    NORM = auto()  # batch norm
+    LAYER = auto()  # anything else with weights, or that normalises
+    CONCAT = auto()
+    DROPOUT = auto()  # keeps the mean of every channel
+    ALPHA_DROPOUT = auto()
+    IDENTITY = auto()  # returns its input
+    CAST = auto()  # the same values in another dtype or on another device
+    CONTIGUOUS = auto()  # the same values in another layout of memory
+    COPY = auto()  # the same values in memory of its own
+    VIEW = auto()  # rearranges values, and may share its input's memory
+    REORDER = auto()  # rearranges values in memory of its own
+    SIZE = auto()  # takes a shape or a type, but no values
+    ZEROS = auto()  # zeros of a given shape
+    FILL = auto()  # other constants of a given shape
+    OTHER = auto()  # known to files only
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation, under all names that it has.
+
+    Attributes:
+        family: what it does.
+        names: of functions in torch and torch.nn.functional and of methods of tensors, all of the
+            same meaning; those of Python's operators begin with "operator.".
+        modules: classes of torch that compute it.
+        others: classes of other packages, as (package, name).
+        gradient: how autograd's name for it begins; empty where pruning need not know it.
+    """
+
+    family: Family
+    names: tuple[str, ...] = ()
+    modules: tuple[type[nn.Module], ...] = ()
+    others: tuple[tuple[str, str], ...] = ()
+    gradient: str = ""
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function of that name."""
+        return next(iter(_functions_of(self).values()))
+
+
+def _row(
+    family: Family, names: str, *modules: type[nn.Module], others: str = "", gradient: str = ""
+) -> Row:
+    pairs = [name.split(".") for name in others.split()]
+    named = tuple((package, name) for package, name in pairs)
+    return Row(family, tuple(names.split()), modules, named, gradient)
+
+
+def _activation(names: str, *modules: type[nn.Module], others: str = "", gradient: str = "") -> Row:
+    return _row(Family.ACTIVATION, names, *modules, others=others, gradient=gradient)
+
+
+_ACTIVATIONS = (
+    _activation("relu", nn.ReLU, gradient="ReluBackward"),
+    _activation("relu6", nn.ReLU6, gradient="HardtanhBackward"),
+    _activation("hardtanh", nn.Hardtanh),
+    _activation("leaky_relu", nn.LeakyReLU, gradient="LeakyReluBackward"),
+    _activation("", nn.PReLU, others="timm.PReLU"),
+    _activation("elu", nn.ELU, gradient="EluBackward"),
+    _activation("celu", nn.CELU),
+    _activation("selu", nn.SELU),
+    _activation("gelu", nn.GELU, others="timm.GELU timm.GELUTanh", gradient="GeluBackward"),
+    _activation("", others="timm.QuickGELU"),
+    _activation("silu", nn.SiLU, others="timm.Swish timm.SwishMe", gradient="SiluBackward"),
+    _activation("mish", nn.Mish, others="timm.Mish timm.MishMe", gradient="MishBackward"),
+    _activation("", others="timm.HardMish timm.HardMishMe"),
+    _activation("sigmoid", nn.Sigmoid, others="timm.Sigmoid", gradient="SigmoidBackward"),
+    _activation("hardsigmoid", nn.Hardsigmoid, others="timm.HardSigmoid timm.HardSigmoidMe"),
+    _activation(
+        "hardswish", nn.Hardswish, others="timm.HardSwish timm.HardSwishMe",
+        gradient="HardswishBackward",
+    ),
+    _activation("logsigmoid", nn.LogSigmoid),
+    _activation("tanh", nn.Tanh, others="timm.Tanh", gradient="TanhBackward"),
+    _activation("tanhshrink", nn.Tanhshrink),
+    _activation("softplus", nn.Softplus, gradient="SoftplusBackward"),
+    _activation("softsign", nn.Softsign),
 )  # fmt: skip
-_NAMED_ACTIVATIONS = {
-    ("timm", name)
+TABLE = (
+    *_ACTIVATIONS,
+    _row(
+        Family.ARITHMETIC,
+        "add sub mul div neg abs exp sqrt clamp maximum minimum operator.add operator.sub "
+        "operator.mul operator.truediv operator.neg",
+    ),
+    _row(
+        Family.AVERAGE_POOL, "avg_pool1d avg_pool2d avg_pool3d",
+        nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, gradient="AvgPool",
+    ),
+    _row(
+        Family.ADAPTIVE_AVERAGE_POOL,
+        "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d",
+        nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
+        gradient="AdaptiveAvgPool",
+    ),
+    _row(
+        Family.MAX_POOL,
+        "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d "
+        "adaptive_max_pool3d",
+        nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d,
+        nn.AdaptiveMaxPool3d, gradient="MaxPool",
+    ),
+    _row(
+        Family.RESIZE, "interpolate",
+        nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d,
+    ),
+    _row(
+        Family.SPATIAL_PAD, "",
+        nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ReflectionPad2d, nn.ReplicationPad2d,
+    ),
+    _row(Family.PAD, "pad"),
+    _row(Family.MEAN, "mean", gradient="MeanBackward"),
+    _row(Family.CONV, "", nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    _row(Family.LINEAR, "", nn.Linear),
+    _row(
+        Family.NORM, "", nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
+        others="timm.BatchNormAct2d timm.SyncBatchNormAct",
+    ),
+    _row(
+        Family.LAYER,
+        "batch_norm layer_norm group_norm instance_norm linear conv1d conv2d conv3d "
+        "conv_transpose1d conv_transpose2d conv_transpose3d embedding",
+        nn.GroupNorm, nn.LayerNorm, nn.ConvTranspose2d,
+    ),
+    _row(Family.CONCAT, "cat concat concatenate"),
+    _row(
+        Family.DROPOUT, "dropout dropout1d dropout2d dropout3d",
+        nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d,
+        others="timm.DropPath torchvision.StochasticDepth",
+    ),
+    _row(
+        Family.ALPHA_DROPOUT, "alpha_dropout feature_alpha_dropout",
+        nn.AlphaDropout, nn.FeatureAlphaDropout,
+    ),
+    _row(Family.IDENTITY, "detach", nn.Identity),
+    _row(Family.CAST, "to float double half bfloat16 type_as"),
+    _row(Family.CONTIGUOUS, "contiguous"),
+    _row(Family.COPY, "clone"),
+    _row(
+        Family.VIEW,
+        "chunk split tensor_split unbind narrow select transpose swapaxes permute movedim view "
+        "view_as reshape flatten unflatten squeeze unsqueeze expand expand_as t operator.getitem",
+        nn.Flatten, nn.Unflatten,
+    ),
+    _row(
+        Family.REORDER, "flip roll repeat repeat_interleave channel_shuffle pixel_unshuffle",
+        nn.ChannelShuffle, nn.PixelUnshuffle,
+    ),
+    _row(Family.SIZE, "size dim ndimension numel type"),
+    _row(Family.ZEROS, "zeros zeros_like new_zeros"),
+    _row(Family.FILL, "ones_like full_like empty_like new_ones new_full new_empty"),
+    _row(
+        Family.OTHER,
+        "bmm index_select matmul max normalize pixel_shuffle pow scaled_dot_product_attention "
+        "softmax stack sum operator.eq operator.floordiv operator.matmul operator.mod operator.pow",
+        nn.PixelShuffle, nn.Softmax,
+    ),
+)  # fmt: skip
+# Attributes of a tensor that hold none of its values.
+ATTRIBUTES = ("shape", "ndim", "dtype", "device")
+# What Python's `x += y` and its like call, and the operator that leaves x as it is.
+IN_PLACE_OPERATORS: dict[Any, Callable[..., Any]] = {
+    getattr(operator, f"__i{name}__"): getattr(operator, f"__{name}__")
     for name in (
-        "GELU", "GELUTanh", "HardMish", "HardMishMe", "HardSigmoid", "HardSigmoidMe", "HardSwish",
-        "HardSwishMe", "Mish", "MishMe", "PReLU", "QuickGELU", "Sigmoid", "Swish", "SwishMe",
-        "Tanh",
+        "add", "sub", "mul", "truediv", "floordiv", "pow", "mod", "and", "or", "xor"
     )
 }  # fmt: skip
-_ACTIVATION_FUNCTIONS = (
-    F.celu, F.elu, F.gelu, F.hardsigmoid, F.hardswish, F.hardtanh, F.leaky_relu, F.logsigmoid,
-    F.mish, F.relu, F.relu6, F.selu, F.silu, F.sigmoid, F.softplus, F.softsign, F.tanh,
-    F.tanhshrink, torch.relu, torch.relu_, torch.selu, torch.sigmoid, torch.tanh,
-)  # fmt: skip
-_ACTIVATION_METHODS = {
-    "relu": torch.relu, "relu_": torch.relu, "sigmoid": torch.sigmoid, "sigmoid_": torch.sigmoid,
-    "tanh": torch.tanh, "tanh_": torch.tanh,
-}  # fmt: skip
-# These keep the mean of every channel.
-_MEAN_KEEPING_MODULES = (
-    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d,
-    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
-    nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d,
-)  # fmt: skip
-_DROP_PATH, _STOCHASTIC_DEPTH = ("timm", "DropPath"), ("torchvision", "StochasticDepth")
-_MEAN_KEEPING_FUNCTIONS = (
-    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d,
-    F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, F.interpolate,
-)  # fmt: skip
-_AVERAGE_POOL_MODULES = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
-_AVERAGE_POOL_FUNCTIONS = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
-_SAME_VALUES_METHODS = (
-    "contiguous", "clone", "detach", "to", "float", "double", "half", "bfloat16", "type_as",
-)  # fmt: skip
-_CONCATS = (torch.cat, torch.concat, torch.concatenate)
-_ZEROS = (torch.zeros, torch.zeros_like)
-IN_PLACE_OPERATORS = (
-    operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv,
-    operator.ipow, operator.imod, operator.iand, operator.ior, operator.ixor,
-)  # fmt: skip
-# Behind these, and behind modules with weights of their own, raw input is raw no more.
-_RAW_ENDS = (
-    *_ACTIVATION_FUNCTIONS, F.batch_norm, F.layer_norm, F.group_norm, F.instance_norm, F.linear,
-    F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d,
-    F.embedding,
-)  # fmt: skip
-# What takes a tensor's shape, dtype or device, but none of its values.
-_VALUELESS_METHODS = (
-    "size", "dim", "ndimension", "numel", "type", "new_zeros", "new_ones", "new_full", "new_empty",
-)  # fmt: skip
-_VALUELESS_FUNCTIONS = (torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like)
-_VALUELESS_ATTRIBUTES = ("shape", "ndim", "dtype", "device")
+_HOMES = {"torch": torch, "functional": F}
 
 
-class Chain:
-    """Elementwise activations one after another, as one callable."""
-
-    def __init__(self, acts: tuple[Activation, ...]) -> None:
-        self.acts = acts
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Apply them all."""
-        for act in self.acts:
-            weights = act.parameters() if isinstance(act, nn.Module) else iter(())
-            weight = next(weights, None)  # PReLU computes in its weight's dtype only
-            x = act(x if weight is None else x.to(weight))
-        return x
-
-    def __repr__(self) -> str:
-        return " + ".join(
-            type(act).__name__
-            if isinstance(act, nn.Module)
-            else getattr(act, "__name__", repr(act))
-            for act in self.acts
-        )
+def _functions_of(row: Row, suffix: str = "") -> dict[str, Callable[..., Any]]:
+    """Look up the functions of a row, by their home and name."""
+    found = {}
+    for name in row.names:
+        if name.startswith("operator."):
+            found[name] = getattr(operator, name.removeprefix("operator."))
+            continue
+        for home, module in _HOMES.items():
+            function = getattr(module, name + suffix, None)
+            if callable(function):
+                found[f"{home}.{name}"] = function
+    return found
 
 
-class _Configured:
-    """An activation function with the arguments that follow its input."""
-
-    def __init__(
-        self, function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        self.function = function
-        self.args = args
-        self.kwargs = kwargs
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.function(x, *self.args, **self.kwargs)
-
-    def __repr__(self) -> str:
-        settings = [*map(repr, self.args), *(f"{key}={val!r}" for key, val in self.kwargs.items())]
-        return f"{self.function.__name__}({', '.join(settings)})"
+_ROW_OF_MODULE = {kind: row for row in TABLE for kind in row.modules}
+_ROW_OF_OTHER = {other: row for row in TABLE for other in row.others}
+_ROW_OF_METHOD = {name: row for row in TABLE for name in row.names if hasattr(Tensor, name)}
+_ROW_OF_FUNCTION: dict[Any, Row] = {
+    function: row for row in TABLE for function in _functions_of(row).values()
+}
+# Activations that write into their input, and the functions that do not.
+_OUT_OF_PLACE: dict[Any, Callable[..., Any]] = {
+    function: _functions_of(row)[name]
+    for row in _ACTIVATIONS
+    for name, function in _functions_of(row, "_").items()
+}
 
 
-def is_known_whole(module: nn.Module) -> bool:
-    """Tell whether a module is to be seen as one step, although it is not torch's own."""
-    name = _name(module)
-    return (
-        isinstance(module, _BatchNorm)
-        or name in _NAMED_ACTIVATIONS
-        or name in (_DROP_PATH, _STOCHASTIC_DEPTH)
-    )
+def find_row(node: fx.Node, module: nn.Module | None) -> Row | None:
+    """Find the row of a step; None: the table does not have it.
+
+    Args:
+        node: a step of a traced model.
+        module: the module that it calls, if it calls one.
+    """
+    if module is not None:
+        return find_module_row(module)
+    if node.op == "call_function":
+        return _ROW_OF_FUNCTION.get(_OUT_OF_PLACE.get(node.target, node.target))
+    if node.op != "call_method":
+        return None
+    name = str(node.target)
+    row = _ROW_OF_METHOD.get(name.removesuffix("_"))
+    return row if row in _ACTIVATIONS or not name.endswith("_") else None
 
 
-def argument(node: fx.Node, keyword: str = "input") -> Any:
-    """Return the first argument of a step."""
-    return node.args[0] if node.args else node.kwargs.get(keyword)
+def find_module_row(module: nn.Module) -> Row | None:
+    """Find the row of a module; None: the table does not have it."""
+    package = type(module).__module__.partition(".")[0]
+    return _ROW_OF_MODULE.get(type(module)) or _ROW_OF_OTHER.get((package, type(module).__name__))
 
 
-def setting(node: fx.Node, place: int, keyword: str, default: Any = None) -> Any:
-    """Return a further argument of a step, given by its place or by keyword."""
+def family_of(node: fx.Node, module: nn.Module | None) -> Family | None:
+    """Tell what a step does; None: the table does not have it."""
+    row = find_row(node, module)
+    return None if row is None else row.family
+
+
+def is_activation(module: object) -> bool:
+    """Return whether a module applies one fixed function to every element."""
+    row = find_module_row(module) if isinstance(module, nn.Module) else None
+    return row is not None and row.family is Family.ACTIVATION
+
+
+def out_of_place(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the activation function that does not write into its input."""
+    return _OUT_OF_PLACE.get(function, function)
+
+
+def argument(node: fx.Node, place: int = 0, keyword: str = "input", default: Any = None) -> Any:
+    """Read an argument of a call by its place or by its name; the first one by default."""
     return node.args[place] if len(node.args) > place else node.kwargs.get(keyword, default)
 
 
-def norm_and_activations(
-    module: nn.Module | None,
-) -> tuple[_BatchNorm, tuple[Activation, ...]] | None:
-    """Split a batch norm from the activations that it applies itself; None: no batch norm."""
-    if type(module) in _BATCH_NORMS:
-        return cast(_BatchNorm, module), ()
-    if not isinstance(module, _BatchNorm) or _name(module) not in _BATCH_NORM_ACTS:
-        return None
-    act: Any = getattr(module, "act", None)
-    if type(getattr(module, "drop", None)) is not nn.Identity:
-        return None  # what drops activations before a non-linear one changes the mean behind it
-    if type(act) is nn.Identity:
-        return module, ()
-    return (module, (act,)) if _is_activation(act) else None
+def describable_functions() -> dict[str, Callable[..., Any]]:
+    """Return the functions that a file may name, by the names that it uses."""
+    found: dict[str, Callable[..., Any]] = {"getattr": getattr}
+    for row in TABLE:
+        if row.family is not Family.FILL:
+            found.update(_functions_of(row))
+    return found
 
 
-def activation(node: fx.Node, module: nn.Module | None) -> Activation | None:
-    """Return the elementwise function that a step is, with its settings; None: it is none."""
-    if _is_activation(module):
-        return module
-    if any(isinstance(value, fx.Node) for value in (*node.args[1:], *node.kwargs.values())):
-        return None  # computed on the way: not a fixed function of one input
-    if node.op == "call_method" and node.target in _ACTIVATION_METHODS:
-        return _ACTIVATION_METHODS[str(node.target)]
-    if node.op == "call_function" and node.target in _ACTIVATION_FUNCTIONS:
-        function = cast(Callable[..., Tensor], node.target)
-        kwargs = {key: value for key, value in node.kwargs.items() if key != "inplace"}
-        if not (node.args[1:] or kwargs):
-            return function
-        return _Configured(function, tuple(node.args[1:]), kwargs)
-    return None
+def describable_methods() -> frozenset[str]:
+    """Return the methods of tensors that a file may name."""
+    rows = _ROW_OF_METHOD.items()
+    return frozenset(name for name, row in rows if row.family is not Family.FILL)
 
 
-def keeps_values(node: fx.Node, module: nn.Module | None) -> bool:
-    """Tell whether a step only passes on, or repeats, the values that it gets."""
-    if type(module) in (nn.Upsample, nn.UpsamplingNearest2d):
-        return str(cast(nn.Upsample, module).mode).startswith("nearest")
-    if module is not None:
-        return type(module) is nn.Identity
-    if node.op == "call_function" and node.target is F.interpolate:
-        return str(setting(node, 3, "mode", "nearest")).startswith("nearest")
-    return node.op == "call_method" and node.target in _SAME_VALUES_METHODS
-
-
-def keeps_mean(node: fx.Node, module: nn.Module | None) -> bool:
-    """Tell whether the mean of every channel is the same before and behind a step."""
-    # Zeros that a pool averages in lower the mean, and so does another divisor.
-    unpadded = (0, (0,), (0, 0), (0, 0, 0))
-    if type(module) in _AVERAGE_POOL_MODULES:
-        pool = cast(nn.AvgPool2d, module)
-        is_padded = pool.padding not in unpadded and pool.count_include_pad
-        return not is_padded and getattr(pool, "divisor_override", None) is None
-    if module is not None and _name(module) == _DROP_PATH:
-        return bool(getattr(module, "scale_by_keep", False))
-    if module is not None:
-        return type(module) in _MEAN_KEEPING_MODULES or _name(module) == _STOCHASTIC_DEPTH
-    if node.op == "call_function" and node.target in _AVERAGE_POOL_FUNCTIONS:
-        return setting(node, 3, "padding", 0) in unpadded and (
-            setting(node, 6, "divisor_override") is None
-        )
-    return node.op == "call_function" and node.target in _MEAN_KEEPING_FUNCTIONS
-
-
-def is_concat(node: fx.Node) -> bool:
-    """Tell whether a step concatenates tensors."""
-    return node.op == "call_function" and node.target in _CONCATS
-
-
-def is_zeros(node: Any) -> bool:
-    """Tell whether a step makes zeros."""
-    if not isinstance(node, fx.Node):
-        return False
-    if node.op == "call_method":
-        return node.target == "new_zeros"
-    return node.op == "call_function" and node.target in _ZEROS
-
-
-def writes_into(user: fx.Node, module: nn.Module | None, node: fx.Node) -> bool:
-    """Tell whether a step writes into `node`, which it takes."""
-    if argument(user) is not node:
-        return False
-    if user.op == "call_module":
-        return bool(getattr(module, "inplace", False))
-    if user.op == "call_function" and user.target in (*IN_PLACE_OPERATORS, operator.setitem):
-        return True
-    name = str(getattr(user.target, "__name__", user.target))
-    return user.kwargs.get("inplace") is True or (name.endswith("_") and not name.endswith("__"))
-
-
-def raw_inputs(node: fx.Node, module: nn.Module | None) -> list[fx.Node]:
-    """Return the inputs of a step whose raw values would still be raw behind it."""
-    if module is not None:
-        learns = next(module.parameters(), None) is not None
-        if learns or _is_activation(module) or "Norm" in type(module).__name__:
-            return []
-        if type(module).__module__.startswith("torch.nn.modules.activation"):
-            return []
-    if node.op == "call_function" and node.target in (*_RAW_ENDS, *_VALUELESS_FUNCTIONS):
-        return []
-    if node.op == "call_function" and node.target is getattr:
-        return [] if node.args[1] in _VALUELESS_ATTRIBUTES else node.all_input_nodes
-    if node.op == "call_method" and node.target in (*_ACTIVATION_METHODS, *_VALUELESS_METHODS):
-        return []
-    return node.all_input_nodes
-
-
-def differ_by_channel(acts: tuple[Activation, ...]) -> bool:
-    """Tell whether an activation treats channels differently."""
-    return any(isinstance(act, nn.PReLU) and act.num_parameters > 1 for act in acts)
-
-
-def _is_activation(module: Any) -> bool:
-    return type(module) in _ACTIVATION_MODULES or (
-        isinstance(module, nn.Module) and _name(module) in _NAMED_ACTIVATIONS
-    )
-
-
-def _name(module: nn.Module) -> tuple[str, str]:
-    """Return the package that a module's class comes from, and its name."""
-    return type(module).__module__.partition(".")[0], type(module).__name__
+def describable_modules() -> dict[str, type[nn.Module]]:
+    """Return the modules that a file may name."""
+    return {kind.__name__: kind for kind in _ROW_OF_MODULE}

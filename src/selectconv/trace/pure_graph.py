@@ -2,7 +2,6 @@
 
 import inspect
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,84 +9,84 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from selectconv.errors import CompressionError
-from selectconv.trace.kinds import argument
+from selectconv.trace.kinds import shape_of
+from selectconv.trace.operations import IN_PLACE_OPERATORS, Family, argument, family_of
+from selectconv.trace.tracer import module_of
 
-_INERT_MODULES = (
-    nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
-)  # fmt: skip
-_INERT_FUNCTIONS = (
-    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
-)  # fmt: skip
-_INERT_METHODS = ("detach",)
+_NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 # These may give a second name to the memory of their input.
-_VIEW_FUNCTIONS = (
-    torch.flatten, torch.reshape, torch.squeeze, torch.unsqueeze, torch.permute, torch.transpose,
-    torch.chunk, torch.split, torch.narrow, torch.movedim, torch.unbind, operator.getitem,
-)  # fmt: skip
-_VIEW_METHODS = (
-    "view", "reshape", "flatten", "squeeze", "unsqueeze", "permute", "transpose", "chunk", "split",
-    "narrow", "movedim", "unbind", "expand", "expand_as", "view_as", "to", "type_as", "float", "t",
-    "select", "unflatten", "contiguous",
-)  # fmt: skip
-_IN_PLACE_OPERATORS: dict[Any, Callable[..., Any]] = {
-    operator.iadd: operator.add,
-    operator.isub: operator.sub,
-    operator.imul: operator.mul,
-    operator.itruediv: operator.truediv,
-}
+_SECOND_NAMES = {Family.VIEW, Family.CAST, Family.CONTIGUOUS}
+_DROPOUTS = {Family.DROPOUT, Family.ALPHA_DROPOUT}
 
 
-def drop_inert(graph: fx.Graph, root: nn.Module) -> None:
-    """Drop what returns its input at inference, and checks; functional batch norms get modules."""
-    for node in list(graph.nodes):
-        module = _module(root, node)
-        is_inert = type(module) in _INERT_MODULES
-        if node.op == "call_function" and node.target in _INERT_FUNCTIONS:
-            # `training` is a plain bool where the module passed its own flag.
-            is_inert = argument(node, 2, "training", True) is False
-        if node.op == "call_method" and node.target in _INERT_METHODS:
-            is_inert = True
-        if is_inert:
-            node.replace_all_uses_with(argument(node, 0, "input"))
-            graph.erase_node(node)
+def purify(module: fx.GraphModule, source: nn.Module) -> None:
+    """Rewrite a traced model as functions of values, without writes.
+
+    Args:
+        module: is changed; torch.fx's ShapeProp has run on it.
+        source: the model that was traced.
+    """
+    for node in list(module.graph.nodes):
+        if _is_inert(module, node):
+            node.replace_all_uses_with(argument(node))
+            module.graph.erase_node(node)
         elif node.op == "call_function" and node.target is torch._assert:
-            graph.erase_node(node)
+            module.graph.erase_node(node)
         elif node.op == "call_function" and node.target is F.batch_norm:
-            _make_norm_module(node, root)
+            _make_norm_module(module, node, source)
+    _drop_writes(module)
+    for node in module.graph.nodes:
+        if family_of(node, None) is Family.COPY:  # nobody writes any more
+            node.replace_all_uses_with(argument(node))
+    module.graph.eliminate_dead_code()
+    module.recompile()
 
 
-def _make_norm_module(node: fx.Node, root: nn.Module) -> None:
+def _is_inert(root: nn.Module, node: fx.Node) -> bool:
+    """Return whether a node returns its input at inference."""
+    family = family_of(node, module_of(root, node))
+    if family in _DROPOUTS and node.op == "call_function":
+        # `training` is a plain bool where the module passed its own flag.
+        return argument(node, 2, "training", True) is False
+    return family is Family.IDENTITY or family in _DROPOUTS
+
+
+def _make_norm_module(root: fx.GraphModule, node: fx.Node, source: nn.Module) -> None:
+    """Let a module do what a functional batch norm does; its state is that of the norm."""
     tensors = [
         argument(node, place, name)
         for place, name in enumerate(("running_mean", "running_var", "weight", "bias"), 1)
     ]
-    if argument(node, 5, "training", False) is not False:
+    kind = _NORMS.get(len(shape_of(node)))
+    if kind is None or argument(node, 5, "training", False) is not False:
         return
     if not all(isinstance(arg, fx.Node) and arg.op == "get_attr" for arg in tensors):
         return
     mean, var, weight, bias = (operator.attrgetter(str(arg.target))(root) for arg in tensors)
-    norm = nn.BatchNorm2d(len(mean), eps=argument(node, 7, "eps", 1e-5), device="meta")
+    norm = kind(len(mean), argument(node, 7, "eps", 1e-5), argument(node, 6, "momentum", 0.1))
     norm.weight, norm.bias, norm.running_mean, norm.running_var = weight, bias, mean, var
+    owner = source.get_submodule(str(tensors[0].target).rpartition(".")[0])
+    seen = getattr(owner, "num_batches_tracked", None)
+    norm.num_batches_tracked = torch.zeros_like(mean[0], dtype=torch.long) if seen is None else seen
     name = f"_norm_{node.name}"
     root.add_module(name, norm.eval())
     node.op, node.target = "call_module", name
-    node.args, node.kwargs = (argument(node, 0, "input"),), {}
+    node.args, node.kwargs = (argument(node),), {}
 
 
-def drop_writes(graph: fx.Graph, root: nn.Module) -> None:
+def _drop_writes(root: fx.GraphModule) -> None:
     """Replace each write in place by a new value, which all later readers read."""
-    order = {node: place for place, node in enumerate(graph.nodes)}
+    order = {node: place for place, node in enumerate(root.graph.nodes)}
     modules = [module for module in root.modules() if getattr(module, "inplace", False)]
-    for node in list(graph.nodes):
-        if not (_module(root, node) in modules or _make_functional(node)):
+    for node in list(root.graph.nodes):
+        if not (module_of(root, node) in modules or _make_functional(node)):
             continue
-        written = argument(node, 0, "input")
-        if not isinstance(written, fx.Node):
-            continue
+        written = argument(node)
+        if not isinstance(written, fx.Node) or "tensor_meta" not in written.meta:
+            continue  # a number, which nobody can write into
         others = [
             other
-            for other in _names_of(written)
+            for other in _names_of(root, written)
             if other is not written and order[other] < order[node]
         ]
         if any(order[user] > order[node] for other in others for user in other.users):
@@ -95,8 +94,7 @@ def drop_writes(graph: fx.Graph, root: nn.Module) -> None:
                 f"`{node.name}` writes in place into a part of a tensor that is read again; write "
                 "it out of place to compress the model. As it is, masked, it still works."
             )
-        later = [user for user in written.users if order[user] > order[node]]
-        for user in later:
+        for user in [user for user in written.users if order[user] > order[node]]:
             user.replace_input_with(written, node)
     for module in modules:
         module.inplace = False  # type: ignore[assignment]
@@ -104,6 +102,8 @@ def drop_writes(graph: fx.Graph, root: nn.Module) -> None:
 
 def _make_functional(node: fx.Node) -> bool:
     """Turn a call that writes into its input into one that does not; False: it did not write."""
+    if node.op not in ("call_method", "call_function"):
+        return False
     if node.op == "call_function" and "inplace" in (names := _argument_names(node.target)):
         place = names.index("inplace")
         if argument(node, place, "inplace", False) is not True:
@@ -111,13 +111,11 @@ def _make_functional(node: fx.Node) -> bool:
         node.args = node.args[:place]
         node.kwargs = {key: value for key, value in node.kwargs.items() if key != "inplace"}
         return True
-    if node.op == "call_function" and node.target in _IN_PLACE_OPERATORS:
-        node.target = _IN_PLACE_OPERATORS[node.target]
+    if node.op == "call_function" and node.target in IN_PLACE_OPERATORS:
+        node.target = IN_PLACE_OPERATORS[node.target]
         return True
     name = str(getattr(node.target, "__name__", node.target))
-    if node.op not in ("call_method", "call_function"):
-        return False
-    if not name.endswith("_") or name.endswith("__"):
+    if node.target is not operator.setitem and (not name.endswith("_") or name.endswith("__")):
         return False
     if node.op == "call_method" and hasattr(Tensor, name[:-1]):
         node.target = name[:-1]
@@ -139,21 +137,25 @@ def _argument_names(function: Any) -> list[str]:
         return []
 
 
-def _names_of(node: fx.Node) -> list[fx.Node]:
+def _names_of(root: nn.Module, node: fx.Node) -> list[fx.Node]:
     """List the nodes that may share a node's memory, as its views or as what it is a view of."""
-    while _is_view(node) and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-    names = [node]
+
+    def is_view(node: fx.Node) -> bool:
+        return family_of(node, module_of(root, node)) in _SECOND_NAMES
+
+    path = [node]
+    while is_view(path[-1]) and isinstance(argument(path[-1]), fx.Node):
+        path.append(argument(path[-1]))
+    names = [path[-1]]
     for name in names:  # grows on the way
-        names += [user for user in name.users if _is_view(user) and user.args[0] is name]
+        views = [user for user in name.users if is_view(user) and argument(user) is name]
+        names += [view for view in views if not any(_are_apart(view, own) for own in path)]
     return names
 
 
-def _is_view(node: fx.Node) -> bool:
-    if node.op == "call_method":
-        return node.target in _VIEW_METHODS
-    return node.op == "call_function" and node.target in _VIEW_FUNCTIONS
-
-
-def _module(root: nn.Module, node: fx.Node) -> nn.Module | None:
-    return root.get_submodule(str(node.target)) if node.op == "call_module" else None
+def _are_apart(one: fx.Node, other: fx.Node) -> bool:
+    """Return whether two nodes take different items of one tensor, or of its parts."""
+    if not (one.target is other.target is operator.getitem and one.args[0] is other.args[0]):
+        return False
+    items = (one.args[1], other.args[1])
+    return items[0] != items[1] and all(isinstance(item, int) and item >= 0 for item in items)

@@ -9,26 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-_FUNCTIONS = (
-    torch.chunk, torch.split, torch.tensor_split, torch.unbind, torch.narrow, torch.select,
-    torch.transpose, torch.swapaxes, torch.permute, torch.movedim, torch.reshape, torch.flatten,
-    torch.unflatten, torch.squeeze, torch.unsqueeze, torch.flip, torch.roll, torch.channel_shuffle,
-    torch.pixel_unshuffle, F.channel_shuffle, F.pixel_unshuffle, torch.repeat_interleave,
-    operator.getitem,
-)  # fmt: skip
-_METHODS = (
-    "chunk", "split", "tensor_split", "unbind", "narrow", "select", "transpose", "swapaxes",
-    "permute", "movedim", "view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "flip",
-    "roll", "repeat", "repeat_interleave", "expand", "contiguous",
-)  # fmt: skip
-_MODULES = (nn.ChannelShuffle, nn.PixelUnshuffle, nn.Flatten, nn.Unflatten)
+from selectconv.trace.operations import IN_PLACE_OPERATORS, Family, family_of
+
 # How sizes are worked out.
 _ARITHMETIC = (
-    operator.floordiv, operator.mul, operator.add, operator.sub, operator.neg,
-    operator.ifloordiv, operator.imul, operator.iadd, operator.isub,
+    operator.floordiv, operator.mul, operator.add, operator.sub, operator.neg, *IN_PLACE_OPERATORS
 )  # fmt: skip
 # A probe's images and pixels: even, and different from one another along every axis.
 _PROBE_IMAGES, _PROBE_PIXELS = 3, (4, 6, 8)
@@ -39,12 +26,8 @@ class _UnknownError(ValueError):
 
 
 def is_rearrangement(node: fx.Node, module: nn.Module | None) -> bool:
-    """Tell whether a step may do no more than move channels about."""
-    if module is not None:
-        return type(module) in _MODULES
-    if node.op == "call_method":
-        return node.target in _METHODS
-    return node.op == "call_function" and node.target in _FUNCTIONS
+    """Return whether a step may do no more than move channels about."""
+    return family_of(node, module) in (Family.VIEW, Family.REORDER, Family.CONTIGUOUS)
 
 
 def moved_channels(

@@ -145,7 +145,7 @@ def edit_step(place, value, op):
             r"'head.bias' has shape \(7,\) instead of \(4,\)",
         ),
         (edit_step(2, "os.system", "call_function"), "unknown function, 'os.system'"),
-        (edit_step(2, "nothing", "call_module"), "calls 'nothing', which it has not"),
+        (edit_step(2, "nothing", "call_module"), "calls 'nothing', which it does not define"),
         (edit_step(0, "exec", "call_module"), "unknown kind of step, 'exec'"),
         (edit_step(2, "x=print(1)", "placeholder"), r"holds 'x=print\(1\)' in place of a name"),
         (edit_step(3, [{"node": "nobody"}], "call_module"), "cannot be read.*KeyError: 'nobody'"),

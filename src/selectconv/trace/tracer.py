@@ -1,0 +1,71 @@
+"""The tracer of conversion, counting and compression: torch.fx's, which also sees writes."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx, nn
+
+from selectconv.trace.operations import IN_PLACE_OPERATORS
+
+
+class _Proxy(fx.Proxy):
+    """Records `x += y` and `x[i] = y` as writing into `x`: torch.fx takes the first for a sum."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
+
+
+def _writing(target: Callable[..., Any]) -> Callable[[_Proxy, Any], fx.Proxy]:
+    def write(self: _Proxy, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", target, (self, other), {})
+
+    return write
+
+
+for _operator in IN_PLACE_OPERATORS:
+    setattr(_Proxy, f"__{_operator.__name__}__", _writing(_operator))
+
+
+class Tracer(fx.Tracer):
+    """Traces into everything but torch's own modules and those that are to be seen as one step.
+
+    Args:
+        is_whole: return whether a module is to be seen as one step.
+
+    Attributes:
+        inside: names of the modules whose forward is under way, outermost first. After an exception
+            they say where it was raised.
+    """
+
+    def __init__(self, is_whole: Callable[[nn.Module], bool]) -> None:
+        super().__init__()
+        self.is_whole = is_whole
+        self.inside: list[str] = []
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """Make the value that stands for a step while the model's code runs."""
+        return _Proxy(node, self)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Return whether a module is one step of the graph."""
+        return self.is_whole(m) or super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(
+        self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Trace a call of a module."""
+        self.inside.append(self.path_of_module(m))
+        out = super().call_module(m, forward, args, kwargs)
+        self.inside.pop()
+        return out
+
+
+def module_of(root: nn.Module, node: fx.Node) -> nn.Module | None:
+    """Return the module that a node calls; None: it calls none."""
+    return root.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+def first_line(error: Exception) -> str:
+    """Say in one line what user code raised under the tracer."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]

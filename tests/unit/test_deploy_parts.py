@@ -1,0 +1,118 @@
+"""The plain convs that replace a conv: by hand, and against what the layer computes."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import selectconv as sc
+from selectconv.deploy.parts import (
+    conv_weight,
+    narrow,
+    plan_parts,
+    shifts_of,
+    stencil_weight,
+)
+
+ALL = np.arange
+
+
+def layer(kernel=1, shifts=(), closed=(), **settings):
+    conv = sc.SelectConv2d(4, 6, kernel, bias=False, **settings)
+    with torch.no_grad():
+        for slot, shift in dict(shifts).items():
+            conv.shift[slot] = torch.tensor(shift)
+            conv.shifted[slot] = True
+    conv.close(list(closed))
+    return conv
+
+
+def test_a_plain_conv_is_one_part():
+    conv = nn.Conv2d(4, 6, 3, groups=2)
+    (part,) = plan_parts(conv, ALL(6), ALL(4), (8, 8))
+    assert part.filters.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert part.slots.tolist() == part.sources.tolist() == [[0, 1], [2, 3]]
+    assert not part.is_gathered
+    assert (part.num_weights, part.num_stencil_weights) == (6 * 2 * 9, 0)
+    assert torch.equal(conv_weight(part), conv.weight)
+
+
+def test_a_group_without_filters_is_gone():
+    conv = nn.Conv2d(4, 6, 1, groups=2)
+    (part,) = plan_parts(conv, np.array([3, 5]), ALL(4), (8, 8), round_to=None)
+    assert part.filters.tolist() == [[3, 5]]
+    assert part.sources.tolist() == [[2, 3]]
+    assert torch.equal(conv_weight(part), conv.weight[[3, 5]])
+
+
+def test_copies_of_a_channel_add_up():
+    conv = layer(closed=[1])
+    conv.index.copy_(torch.tensor([2, 1, 2, 3]))
+    (part,) = plan_parts(conv, ALL(6), ALL(4), (8, 8), round_to=None)
+    assert part.sources.tolist() == [[2, 3]]
+    assert part.is_gathered
+    weight = conv_weight(part)
+    torch.testing.assert_close(weight[:, 0], conv.weight[:, 0] + conv.weight[:, 2])
+    torch.testing.assert_close(weight[:, 1], conv.weight[:, 3])
+
+
+def test_channels_of_no_slot_weigh_nothing():
+    conv = layer(closed=[0])
+    (part,) = plan_parts(conv, ALL(6), ALL(4), (8, 8))  # a gather would not pay
+    assert part.sources.tolist() == [[0, 1, 2, 3]]
+    assert conv_weight(part)[:, 0].abs().sum() == 0
+
+
+def test_a_layer_closed_entirely_reads_one_channel_with_weight_zero():
+    (part,) = plan_parts(layer(closed=range(4)), ALL(6), np.array([2, 3]), (8, 8))
+    assert part.sources.tolist() in ([[2]], [[2, 3]])
+    assert not conv_weight(part).any()
+
+
+def test_shifts_go_into_a_kernel_or_into_a_stencil():
+    still, moved = plan_parts(layer(shifts={1: (0.5, -1.0)}), ALL(6), ALL(4), (8, 8))
+    assert still.slots.tolist() == [[0, 2, 3]]
+    assert moved.slots.tolist() == [[1]]
+    assert moved.reach == (1, 1)
+    assert moved.is_enlarged
+    assert moved.kernel_size == (3, 3)
+    assert not moved.has_stencil
+    _, spatial = plan_parts(layer(kernel=3, shifts={1: (0.5, -2.0)}), ALL(6), ALL(4), (8, 8))
+    assert spatial.has_stencil
+    assert spatial.stencil_size == (3, 5)
+    assert spatial.kernel_size == (3, 3)
+    assert spatial.num_stencil_weights == 15
+
+
+def test_a_stencil_is_the_bilinear_shift():
+    conv = layer(kernel=3, shifts={1: (0.25, -1.0)})
+    _, part = plan_parts(conv, ALL(6), ALL(4), (8, 8))
+    stencil = stencil_weight(part)
+    want = torch.zeros(1, 1, 3, 3)
+    want[0, 0, 1, 0], want[0, 0, 2, 0] = 0.75, 0.25  # output at p reads the input at p + b
+    torch.testing.assert_close(stencil, want)
+    enlarged = plan_parts(layer(shifts={1: (0.25, -1.0)}), ALL(6), ALL(4), (8, 8))[1]
+    torch.testing.assert_close(
+        conv_weight(enlarged), enlarged.conv.weight[:, [1]] * want.expand(6, 1, 3, 3)
+    )
+
+
+def test_shifts_out_of_the_frame_are_gone():
+    parts = plan_parts(layer(shifts={1: (0.0, 8.0)}), ALL(6), ALL(4), (8, 8))
+    assert len(parts) == 1
+    assert shifts_of(parts[0].conv)[1].tolist() == [0.0, 8.0]
+    assert shifts_of(layer(reallocate=False)).tolist() == [[0.0, 0.0]] * 4
+
+
+@pytest.mark.parametrize(
+    ("wanted", "saved", "round_to", "read"),
+    [
+        ([1, 2], 10.0, 1, [1, 2]),
+        ([1, 2], 0.1, 1, [0, 1, 2, 3, 4]),  # a gather costs more than it saves
+        ([1, 2], 10.0, 3, [0, 1, 2]),
+        ([1, 2], 10.0, 8, [0, 1, 2, 3, 4]),
+        ([0, 1, 2, 3, 4], 10.0, 1, [0, 1, 2, 3, 4]),
+    ],
+)
+def test_narrow(wanted, saved, round_to, read):
+    assert narrow(ALL(5), np.array(wanted), saved, round_to).tolist() == read

@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from selectconv.errors import RunError
+from selectconv.extras import needing
+
 _INK, _GRID, _PAPER = "#010203", "#c0c1c2", "#fdfcfb"
 _VARIABLES = {_INK: "currentColor", _GRID: "var(--grid)", _PAPER: "var(--paper)"}
 INK, GRID, PAPER = _INK, _GRID, _PAPER
@@ -47,14 +50,11 @@ class Figure:
 @contextmanager
 def drawing() -> Iterator[Any]:
     """Lend matplotlib's pyplot, set up for the page; nothing of it stays."""
-    try:
+    with needing("matplotlib", "A figure", error=RunError):
         import matplotlib
-    except ImportError as error:
-        from selectconv.errors import RunError
 
-        raise RunError("figures need matplotlib: pip install 'selectconv[train]'.") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
 
     style: Any = {
         "svg.fonttype": "none",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from selectconv.data.obtain.progress import progress_bar
+from selectconv.data.progress import progress_bar
 from selectconv.errors import DataError
 from selectconv.files import replacing
 

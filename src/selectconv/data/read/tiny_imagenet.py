@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from selectconv.data.image_set import DatasetInfo, ImageSet, check_labels
-from selectconv.data.obtain.progress import progress_bar
+from selectconv.data.progress import progress_bar
 from selectconv.data.read.jpeg import open_rgb
 from selectconv.errors import DataError
 from selectconv.files import replacing

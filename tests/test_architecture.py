@@ -148,6 +148,18 @@ def test_no_file_imports_itself_through_others():
     assert len(done) >= len(graph)
 
 
+def test_the_rooms_of_data_point_one_way():
+    data = SOURCE / "data"
+    allowed = {"read": {"read"}, "obtain": {"read", "obtain"}, "serve": {"read", "serve"}}
+    for path in data.rglob("*.py"):
+        room = path.parent.name
+        for other in own_imports(path) if room in allowed else ():
+            if other.is_relative_to(data) and other.parent != data:
+                assert other.parent.name in allowed[room], f"{path.name} imports {other.name}"
+    for name in ("image_set.py", "progress.py"):
+        assert not [file for file in own_imports(data / name) if file.is_relative_to(data)], name
+
+
 @pytest.mark.parametrize(
     "path",
     [path for path in ROOM_FILES if FLOOR_OF[room_of(path)] <= CORE],

@@ -81,5 +81,5 @@ for Blocker.blocked in ({"torchvision", "lightning"}, {"torchvision", "torchmetr
     )
     assert done.returncode == 0, done.stderr
     missing, broken = done.stdout.splitlines()
-    assert missing.endswith("needs lightning: install selectconv[lightning].")
+    assert missing.endswith("needs lightning: pip install 'selectconv[lightning]'.")
     assert broken == "torchmetrics is blocked"  # lightning's own affair, in its own words

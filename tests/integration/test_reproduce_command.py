@@ -136,7 +136,7 @@ def test_a_report_names_what_it_leaves_out(tmp_path, capsys):
     ):
         [line] = [line for line in shown.err.splitlines() if f"/{place}:" in line]
         assert word in line
-        assert word.replace("'", "&#x27;") in page.read_text()
+        assert word.replace("'", "&#39;") in page.read_text()
     assert "selectconv train --config" in page.read_text()
 
 

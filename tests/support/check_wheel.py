@@ -11,11 +11,16 @@ ROOT = Path(__file__).parents[2]
 DEPENDENCIES = ("torch", "numpy", "safetensors")
 DATA_FILES = (
     "py.typed",
-    "kernels/select.c",
+    "core/kernels/select.c",
     "train/recipes.yaml",
     "report/paper.yaml",
     "report/page.css",
     "report/page.js",
+    "report/templates/lines.html",
+    "report/templates/page.html",
+    "report/templates/runs.html",
+    "report/templates/slots.html",
+    "report/templates/table.html",
     "reproduce/grids/table1.yaml",
     "reproduce/grids/table2.yaml",
     "reproduce/grids/table3.yaml",

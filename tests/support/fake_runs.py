@@ -62,9 +62,8 @@ def write_run(
     for epoch in range(config.epochs):
         report = allocator.step(epoch) if allocator is not None else None
         if report:
-            row = {"epoch": epoch, "layers": report.plan.to_dict()}
             with (path / "allocation.jsonl").open("a") as file:
-                file.write(json.dumps(row) + "\n")
+                file.write(json.dumps(report.to_dict()) + "\n")
         layers = [layer for layer in model.modules() if isinstance(layer, sc.SelectConv2d)]
         value = error + 10 * (config.epochs - 1 - epoch)
         lines.append(

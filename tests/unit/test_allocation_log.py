@@ -134,6 +134,14 @@ def row(epoch=1, **layers):
         ([{"layers": {}}], "row 0: a row of the log needs `epoch` and `layers`"),
         ([3], "row 0: a row of the log needs `epoch` and `layers`, got 3"),
         ([row(conv1=5)], "row 0: A layer's plan needs"),
+        (
+            [row(), row(conv1={"closed": [-2], "opened": []})],
+            "row 1: `conv1`: slots and channels count from 0, got -2",
+        ),
+        (
+            [row(conv1={"closed": [3], "opened": [[3, -1, None]]})],
+            "row 0: `conv1`: slots and channels count from 0, got -1",
+        ),
         ({"epoch": 0, "layers": {}}, "`log` must be .* got dict"),
         (7, "`log` must be .* got int"),
         ("nowhere.jsonl", "nowhere.jsonl cannot be read: No such file"),
@@ -154,13 +162,28 @@ def test_half_a_line_does_not_count_and_nonsense_is_named(tmp_path):
     path = tmp_path / "log.jsonl"
     good = json.dumps(row(conv1={"closed": [3], "opened": []}))
     path.write_text(f"{good}\n{good[:20]}")
-    assert [epoch for epoch, _ in read_log(path)] == [1]
+    assert [report.epoch for report in read_log(path)] == [1]
     path.write_text(f"{good}\nnonsense\n")
     with pytest.raises(sc.AllocationError, match=r"log\.jsonl, line 2, is not JSON"):
         read_log(path)
     path.write_text(f"{good}\n[]\n")
     with pytest.raises(sc.AllocationError, match=r"log\.jsonl, line 2: a row of the log"):
         read_log(path)
+
+
+@pytest.mark.parametrize("epoch", [-1, 4, None])
+def test_a_step_outside_the_training_is_refused_where_its_length_is_known(epoch):
+    assert read_log([row(3)], epochs=4)[0].epoch == 3
+    with pytest.raises(
+        sc.AllocationError, match=f"row 1: `epoch` must be from 0 to 3, got {epoch}"
+    ):
+        read_log([row(0), row(epoch)], epochs=4)
+
+
+def test_a_row_is_what_a_report_gives():
+    reports = read_log([row(conv1={"closed": [3, 5], "opened": [[3, 0, [0.5, -1.0]]]})])
+    assert reports[0].to_dict() == row(conv1={"closed": [3, 5], "opened": [[3, 0, [0.5, -1.0]]]})
+    assert reports[0].deallocated == {"conv1": [3, 5]}
 
 
 # Preview

@@ -185,7 +185,7 @@ def test_a_second_member_of_the_same_name_is_refused(folder, tmp_path, suffix):
     path = tmp_path / f"a.{suffix}"
     members = [("top/x", b"checked"), ("top/x", b"used")]
     write_zip(path, members) if suffix == "zip" else write_tar(path, members, mode="w")
-    assert_refused(path, folder, "cannot be unpacked into .*File exists")
+    assert_refused(path, folder, "has 'top/x' twice")
 
 
 @pytest.mark.parametrize("suffix", ["zip", "tar.gz"])
@@ -194,6 +194,26 @@ def test_a_file_as_the_folder_of_another_is_refused(folder, tmp_path, suffix):
     members = [("top/x", b"1"), ("top/x/y", b"2")]
     (write_zip if suffix == "zip" else write_tar)(path, members)
     assert_refused(path, folder, "cannot be unpacked into")
+
+
+@pytest.mark.parametrize("suffix", ["zip", "tar.gz"])
+def test_a_folder_in_the_place_of_a_file_is_refused(folder, tmp_path, suffix):
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "zip":
+        write_zip(path, [("top/x", b"1"), ("top/x/", b"")])
+    else:
+        write_tar(path, [("top/x", b"1"), (tar_member("top/x", tarfile.DIRTYPE), None)])
+    assert_refused(path, folder, "has 'top/x' twice")
+
+
+@pytest.mark.parametrize("suffix", ["zip", "tar"])
+def test_a_member_that_announces_too_much_is_not_begun(folder, tmp_path, monkeypatch, suffix):
+    path = tmp_path / f"a.{suffix}"
+    members = [("top/x", b"x" * (LIMIT + 1))]
+    write_zip(path, members) if suffix == "zip" else write_tar(path, members, mode="w")
+    library = zipfile.ZipFile if suffix == "zip" else tarfile.TarFile
+    monkeypatch.setattr(library, "extract", lambda *arguments, **options: pytest.fail("begun"))
+    assert_refused(path, folder, "unpacks to more than 100,000 bytes")
 
 
 @pytest.mark.parametrize("suffix", ["zip", "tar.gz"])

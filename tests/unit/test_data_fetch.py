@@ -169,8 +169,6 @@ def test_a_bar_is_shown_and_not_needed(server, folder, capfd, monkeypatch):
     pytest.importorskip("rich", reason="the bar is rich's (the train extra)")
     download(source(server, "good"), folder)
     assert "good" in capfd.readouterr().err
-    monkeypatch.setattr(
-        "selectconv.data.obtain.progress.importlib.util.find_spec", lambda name: None
-    )
+    monkeypatch.setattr("selectconv.data.progress.importlib.util.find_spec", lambda name: None)
     download(source(server, "good"), folder)
     assert capfd.readouterr().err == ""

@@ -66,7 +66,7 @@ def test_a_plain_model_that_cannot_be_traced(tmp_path):
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
 def test_names_the_extra(package, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(sc.ExportError, match=rf"needs {package}: install selectconv\[onnx\]"):
+    with pytest.raises(sc.ExportError, match=rf"needs {package}: pip install 'selectconv\[onnx\]'"):
         sc.export_onnx(conv_net(), tmp_path / "model.onnx", X)
 
 

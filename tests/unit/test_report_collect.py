@@ -83,11 +83,19 @@ DAMAGES = {
         "the log names 900",
     ),
     "negative slot": (
-        in_allocation(layers={LAYER: {"closed": [-1], "opened": []}}), "has a damaged plan",
+        in_allocation(layers={LAYER: {"closed": [-1], "opened": []}}), "count from 0, got -1",
     ),
-    "plan without slots": (in_allocation(layers={LAYER: {"opened": []}}), "has a damaged plan"),
-    "line without layers": (in_allocation(layers=None), "no step of an epoch"),
-    "log of a list": (write("allocation.jsonl", "[1]\n"), "no step of an epoch"),
+    "plan without slots": (
+        in_allocation(layers={LAYER: {"opened": []}}),
+        "allocation.jsonl, line 1: A layer's plan needs `closed`",
+    ),
+    "fraction of a slot": (
+        in_allocation(layers={LAYER: {"closed": [0.5], "opened": []}}),
+        "A layer's plan needs `closed`",
+    ),
+    "line without layers": (in_allocation(layers=None), "line 1: a plan must be a dict by layer"),
+    "epoch after the last": (in_allocation(epoch=6), "line 1: `epoch` must be from 0 to 5, got 6"),
+    "log of a list": (write("allocation.jsonl", "[1]\n"), "line 1: a row of the log needs `epoch`"),
     "no log": (write("allocation.jsonl", ""), "by allocation.jsonl"),
     "cut settings": (cut_config, "config.yaml lacks batch_size, "),
     "unknown option": (set_option(growth_rat=8), "growth_rat"),

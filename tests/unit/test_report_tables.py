@@ -2,10 +2,10 @@
 
 import json
 import math
-from html import escape
 
 import pytest
 import torch
+from markupsafe import escape
 from safetensors.torch import load_file
 
 import selectconv as sc

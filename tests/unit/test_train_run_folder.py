@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from selectconv.errors import RunError
+from selectconv.files import write_text
 from selectconv.train.checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
-from selectconv.train.run_folder import METRICS, RunFolder, describe_environment, write_text
+from selectconv.train.run_folder import METRICS, RunFolder, describe_environment
 
 STATE = {"epoch": 3, "model": {}, "optimizer": {}, "allocator": None, "best_error": 1.5}
 

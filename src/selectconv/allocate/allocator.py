@@ -230,13 +230,14 @@ class ChannelAllocator:
             >>> print(*ChannelAllocator(model, total_epochs=10).replay(log))
             epoch 0: 1 slots de-allocated, 0 re-allocated in 1 layers
         """
-        events = read_log(log)
+        reports = read_log(log)
         self._copies.broadcast()
-        self._copies.rehearse(plan for _, plan in events)
-        for epoch, plan in events:
-            self.last_epoch = max(self.last_epoch, self.last_epoch if epoch is None else epoch)
-            self._do(plan, self.last_epoch)
-        return [AllocationReport(epoch, plan) for epoch, plan in events]
+        self._copies.rehearse(report.plan for report in reports)
+        for report in reports:
+            if report.epoch is not None:
+                self.last_epoch = max(self.last_epoch, report.epoch)
+            self._do(report.plan, self.last_epoch)
+        return reports
 
     def state_dict(self) -> dict[str, Any]:
         """Return what resuming needs besides the model's own state: tensors and plain types."""

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from selectconv.checks import check_count
-from selectconv.data.extras import import_extra
 from selectconv.data.image_set import DatasetInfo, ImageSet
 from selectconv.data.registry import dataset_info
 from selectconv.data.serve.batches import draw_epoch, epoch_generator
 from selectconv.data.serve.device_loader import DeviceLoader
+from selectconv.errors import DataError
+from selectconv.extras import import_extra
 
 _TOLERANCE = 1e-5
 
@@ -113,8 +114,9 @@ class _PerImage:
     # what its classes add to them, and the stacking of the default collation.
 
     def __init__(self, images: Tensor, info: DatasetInfo, batch_size: int, seed: int):
-        self._pillow = import_extra("PIL.Image", "The comparison with PIL")
-        self._expand = import_extra("PIL.ImageOps", "The comparison with PIL").expand
+        purpose = "The comparison with PIL"
+        self._pillow = import_extra("PIL.Image", purpose, error=DataError)
+        self._expand = import_extra("PIL.ImageOps", purpose, error=DataError).expand
         self._images = images.permute(0, 2, 3, 1).contiguous().numpy()
         self._info, self._batch_size, self._seed = info, batch_size, seed
         self._mean = torch.tensor(info.mean).view(-1, 1, 1)

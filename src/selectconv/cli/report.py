@@ -7,6 +7,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from selectconv.cli.places import check_file
 from selectconv.errors import UsageError
+from selectconv.files import write_text
 
 HELP = "write one page with the tables and figures of runs"
 
@@ -28,7 +29,6 @@ def run(options: Namespace) -> int:
     from selectconv.report.compare.groups import find_duplicates
     from selectconv.report.runs.collect import collect
     from selectconv.report.runs.examine import examine
-    from selectconv.train.run_folder import write_text
 
     found = examine(collect([Path(folder) for folder in options.dirs]))
     if not found.runs:

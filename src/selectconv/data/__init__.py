@@ -1,4 +1,9 @@
-"""The paper's data sets: found or fetched, read, and served in batches."""
+"""The paper's data sets: found or fetched, read, and served in batches.
+
+`image_set` and `progress` know nothing else; `read/` turns files into images; `obtain/` finds and
+fetches files, and checks them with `read/`; `serve/` makes batches of images. `catalogue` lists the
+data sets, `registry` is what others call.
+"""
 
 from selectconv.data.image_set import ImageSet, subset_index
 from selectconv.data.read.image_folder import ImageFolder

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from selectconv.data.image_set import DatasetInfo, ImageSet
-from selectconv.data.obtain.places import cache_folder
 from selectconv.data.read import cifar, idx, image_folder, tiny_imagenet
 from selectconv.data.read.digits import read_digits
 from selectconv.data.read.image_folder import ImageFolder
+from selectconv.files import cache_folder
 
 Images = ImageSet | ImageFolder
 

@@ -9,9 +9,10 @@ from selectconv.checks import check_choice, check_count
 from selectconv.data.catalogue import ENTRIES, Entry, Images
 from selectconv.data.image_set import DatasetInfo, subset_index
 from selectconv.data.image_size import shrink_images, shrunk_info
-from selectconv.data.obtain.places import cache_folder, search_roots
+from selectconv.data.obtain.places import search_roots
 from selectconv.data.obtain.sources import ARCHIVES, DOWNLOADS, fetch_into
 from selectconv.errors import DataError
+from selectconv.files import cache_folder
 
 __all__ = [
     "DatasetInfo",

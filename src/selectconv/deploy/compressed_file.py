@@ -5,7 +5,6 @@ The file is a safetensors file; the description is JSON in its metadata. Nothing
 
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor, fx, nn
 from selectconv.deploy.graph_description import describe_graph, rebuild_graph
 from selectconv.deploy.version_0_1 import upgrade
 from selectconv.errors import CompressionError
+from selectconv.files import write_whole
 
 FORMAT = "selectconv compressed model 1"
 
@@ -53,9 +53,10 @@ def save_compressed(module: nn.Module, path: str | os.PathLike[str]) -> None:
     for name, tensor in module.state_dict().items():
         tensors[name] = tensor.detach().cpu().contiguous().clone()
     metadata = {"selectconv": json.dumps(description, separators=(",", ":"))}
-    from safetensors.torch import save_file  # `import selectconv` is torch and numpy alone
+    from safetensors.torch import save  # `import selectconv` is torch and numpy alone
 
-    write_whole(path, lambda beside: save_file(tensors, beside, metadata=metadata))
+    content = save(tensors, metadata)
+    write_whole(Path(path), lambda file: file.write(content), error=CompressionError, shared=True)
 
 
 def load_compressed(path: str | os.PathLike[str]) -> fx.GraphModule:
@@ -88,32 +89,6 @@ def load_compressed(path: str | os.PathLike[str]) -> fx.GraphModule:
         raise CompressionError(
             f"{path}: the description cannot be read, or does not match the weights ({reason})."
         ) from error
-
-
-def write_whole(path: str | os.PathLike[str], write: Any) -> None:
-    """Let `write(path)` make a file beside, then rename it: it appears whole or not at all.
-
-    Raises:
-        CompressionError: the path cannot be written.
-    """
-    target = Path(path)
-    try:
-        handle, beside = tempfile.mkstemp(
-            dir=target.parent, prefix=f".{target.stem}-", suffix=target.suffix
-        )
-    except OSError as error:
-        raise CompressionError(f"{target} cannot be written: {error.strerror}.") from error
-    os.close(handle)
-    try:
-        write(beside)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(beside, 0o666 & ~mask)  # a temporary file is its owner's alone
-        os.replace(beside, target)
-    except OSError as error:
-        raise CompressionError(f"{target} cannot be written: {error.strerror}.") from error
-    finally:
-        Path(beside).unlink(missing_ok=True)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

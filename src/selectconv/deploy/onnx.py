@@ -1,7 +1,6 @@
 """ONNX export, compared with PyTorch before the file appears."""
 
 import copy
-import importlib
 import logging
 import os
 import warnings
@@ -16,8 +15,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from selectconv.core.layer import SelectConvNd
 from selectconv.deploy.compress import compress, largest_difference
-from selectconv.deploy.compressed_file import write_whole
 from selectconv.errors import CompressionError, ExportError
+from selectconv.extras import import_extra
+from selectconv.files import write_whole
 from selectconv.trace.example import as_arguments, evaluating
 
 TOLERANCE = 1e-3
@@ -51,7 +51,7 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], example_input: A
         ...     sc.export_onnx(model, f"{folder}/model.onnx", x)
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
-        _import_extra(package)
+        _import(package)
     target = Path(path)
     if target.is_dir() or not os.access(target.parent, os.W_OK):
         raise ExportError(
@@ -63,7 +63,7 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], example_input: A
     run = open_session(content)
     for batch in BATCHES:
         _compare(run, plain, example_input, batch)
-    write_whole(target, lambda beside: Path(beside).write_bytes(content))
+    write_whole(target, lambda file: file.write(content), error=ExportError, shared=True)
 
 
 def open_session(model: bytes | str | os.PathLike[str]) -> Any:
@@ -72,7 +72,7 @@ def open_session(model: bytes | str | os.PathLike[str]) -> Any:
     Raises:
         ExportError: onnxruntime is not installed.
     """
-    onnxruntime = _import_extra("onnxruntime")
+    onnxruntime = _import("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.inter_op_num_threads = 1
@@ -90,11 +90,8 @@ def open_session(model: bytes | str | os.PathLike[str]) -> Any:
     return run
 
 
-def _import_extra(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise ExportError(f"ONNX export needs {package}: install selectconv[onnx].") from error
+def _import(package: str) -> Any:
+    return import_extra(package, "ONNX export", "selectconv[onnx]", error=ExportError)
 
 
 def _as_plain(model: nn.Module, example_input: Any) -> nn.Module:
@@ -134,7 +131,7 @@ def _export(plain: nn.Module, example_input: Any) -> bytes:
         raise ExportError(
             f"the model needs operators of {sorted(foreign)}, not standard ones only."
         )
-    _import_extra("onnx").checker.check_model(proto)
+    _import("onnx").checker.check_model(proto)
     return bytes(proto.SerializeToString())
 
 

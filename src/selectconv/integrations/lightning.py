@@ -11,14 +11,10 @@ from selectconv.allocate.report import AllocationReport
 from selectconv.checks import check_choice
 from selectconv.core.layer import SelectConvNd
 from selectconv.errors import AllocationError
+from selectconv.extras import needing
 
-try:
+with needing("lightning", "selectconv.integrations.lightning", "selectconv[lightning]"):
     from lightning.pytorch import Callback, LightningModule, Trainer
-except ModuleNotFoundError as error:
-    if error.name is None or error.name.partition(".")[0] != "lightning":
-        raise  # lightning is there, and something that it needs is not
-    message = "selectconv.integrations.lightning needs lightning: install selectconv[lightning]."
-    raise ModuleNotFoundError(message, name="lightning") from error
 
 
 class ChannelAllocation(Callback):

@@ -12,16 +12,11 @@ from torch import Tensor, nn
 
 from selectconv.checks import check_choice
 from selectconv.core.ecdm import ecdm, expected_activation, normalize_ecdm, rms_damage
+from selectconv.extras import needing
 from selectconv.trace.operations import TABLE, Family
 
-try:
+with needing("torch_pruning", "selectconv.integrations.torch_pruning", "selectconv[pruning]"):
     import torch_pruning
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "selectconv.integrations.torch_pruning needs Torch-Pruning: "
-        "pip install 'selectconv[pruning]'.",
-        name="torch_pruning",
-    ) from error
 
 DAMAGES = ("mean", "rms")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from selectconv.errors import SelectConvError
+from selectconv.files import write_text
 from selectconv.report.compare.groups import (
     FIRST,
     PAPERS_PLACEMENT,
@@ -28,7 +29,6 @@ from selectconv.report.figures.plots import Figure
 from selectconv.report.page import Section, render_lines, render_page, render_runs
 from selectconv.report.runs.collect import Collection, Run
 from selectconv.report.runs.trained import load_trained
-from selectconv.train.run_folder import write_text
 from selectconv.zoo.registry import PLACEMENTS
 
 _NUM_IMAGES = 512  # behind the histograms of hidden inputs

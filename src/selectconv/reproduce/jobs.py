@@ -12,9 +12,10 @@ from pathlib import Path
 import yaml
 
 from selectconv.errors import RunError
+from selectconv.files import write_text
 from selectconv.reproduce.grid import PlannedRun
 from selectconv.train.config import resolve
-from selectconv.train.run_folder import CONFIG, RunFolder, write_text
+from selectconv.train.run_folder import CONFIG, RunFolder
 
 RUNS, LOGS = "runs", "logs"
 _PR_SET_PDEATHSIG = 1

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from selectconv.errors import RunError
+from selectconv.extras import import_extra
 from selectconv.reproduce.grid import PlannedRun
 from selectconv.reproduce.jobs import Outcome, conclude, start
 
@@ -69,13 +70,7 @@ def import_ray() -> Any:
     Raises:
         RunError: it is not installed.
     """
-    try:
-        import ray
-    except ImportError as error:
-        raise RunError(
-            "`--engine ray` needs Ray: pip install 'selectconv[ray]', or take --engine local."
-        ) from error
-    return ray
+    return import_extra("ray", "`--engine ray`", "selectconv[ray]", error=RunError)
 
 
 def _run_one(run: dict[str, Any], out: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from safetensors.torch import save
 from torch import nn
 
 from selectconv.errors import RunError
-from selectconv.train.run_folder import write_whole
+from selectconv.files import write_whole
 from selectconv.train.slimming import fit_shapes
 
 FORMAT = 1

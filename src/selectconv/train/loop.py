@@ -316,7 +316,7 @@ def _run_epochs(training: Training, folder: RunFolder, display: Display) -> None
         if is_first:
             folder.append(METRICS, row)
             if report:
-                folder.append(ALLOCATION, {"epoch": epoch, "layers": report.plan.to_dict()})
+                folder.append(ALLOCATION, report.to_dict())
             if is_best:
                 save_weights(folder / BEST, training.model)
             save_weights(folder / LAST, training.model)

@@ -1,19 +1,20 @@
 """A run's folder: what is in it, and that its files appear whole or not at all."""
 
-import contextlib
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 import yaml
 
 from selectconv.errors import RunError
+from selectconv.files import read_json_lines
+from selectconv.files import write_text as write_text
 
 CONFIG, ENVIRONMENT, STATUS = "config.yaml", "env.json", "status.json"
 METRICS, ALLOCATION = "metrics.jsonl", "allocation.jsonl"
@@ -22,31 +23,6 @@ HOLDOUT, TENSORBOARD = "holdout.json", "tensorboard"
 _OWN = (
     CONFIG, ENVIRONMENT, STATUS, METRICS, ALLOCATION, CHECKPOINT, LAST, BEST, HOLDOUT, TENSORBOARD,
 )  # fmt: skip
-
-
-def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file beside its place and rename it there: a reader sees the old one or the new one.
-
-    Raises:
-        RunError: the file could not be written; what was there before is still there.
-    """
-    beside = path.with_name(path.name + ".part")
-    try:
-        with beside.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):  # a second failure must not hide the first
-            beside.unlink(missing_ok=True)
-        reason = error.strerror or str(error)
-        raise RunError(f"cannot write {path}: {reason}; what it held before is kept.") from error
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file whole."""
-    write_whole(path, lambda file: file.write(text.encode()))
 
 
 class RunFolder:
@@ -152,12 +128,7 @@ class RunFolder:
         path = self / name
         if not path.exists():
             return []
-        rows = []
-        for number, line in enumerate(path.read_text().split("\n")[:-1], start=1):
-            try:
-                rows.append(json.loads(line))
-            except ValueError as error:
-                raise RunError(f"{path}, line {number}, is not JSON: {error}.") from error
+        rows: list[dict[str, Any]] = read_json_lines(path)
         return rows
 
     def cut_after(self, epoch: int) -> None:

@@ -18,6 +18,7 @@ from selectconv.allocate.report import AllocationReport
 from selectconv.core.allocation import AllocationPlan, LayerPlan
 from selectconv.deploy.cost import count_macs, count_params
 from selectconv.errors import RunError, SelectConvWarning
+from selectconv.extras import import_extra
 from selectconv.zoo.densenet import DenseUnit
 from selectconv.zoo.resnet import Bottleneck
 
@@ -39,13 +40,9 @@ def import_torch_pruning() -> Any:
     Raises:
         RunError: it is not installed.
     """
-    try:
-        import torch_pruning
-    except ModuleNotFoundError as error:
-        raise RunError(
-            "`--method slimming` needs Torch-Pruning: pip install 'selectconv[pruning]'."
-        ) from error
-    return torch_pruning
+    return import_extra(
+        "torch_pruning", "`--method slimming`", "selectconv[pruning]", error=RunError
+    )
 
 
 class Slimmer:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from selectconv.checks import check_choice, suggest
+from selectconv.extras import import_extra
 from selectconv.zoo.registry import list_models
 
 _TIMM = "timm"
@@ -82,9 +83,7 @@ def _build_timm(
     name: str, num_classes: int, in_channels: int, options: Mapping[str, Any]
 ) -> nn.Module:
     try:
-        import timm
-    except ImportError as error:
-        raise ValueError(f"`model` timm:{name} needs timm: pip install timm ({error}).") from error
+        timm = import_extra("timm", f"`model` timm:{name}", "timm", error=ValueError)
     except RuntimeError as error:  # of torchvision, which timm imports
         raise ValueError(
             f"`model` timm:{name} needs timm, which cannot be imported here ({error}): install the "

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import torch
 
+from selectconv.files import cache_folder, replacing
+
 _COMPILERS = ("cc", "gcc", "clang")
 _TIMEOUT_S = 60
 # Each must be a set of instructions for which torch itself has kernels.
@@ -77,8 +79,7 @@ def _instruction_flags(capability: str) -> list[str]:
 
 
 def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "selectconv" / "kernels"
+    folder = cache_folder() / "kernels"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
@@ -95,13 +96,13 @@ def _own_folder() -> "tempfile.TemporaryDirectory[str]":
 
 
 def _compile(compiler: str, source: bytes, flags: list[str], path: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        code, unit, library = (Path(folder) / name for name in ("s.c", "s.o", "s.so"))
+    # Other processes may build it too.
+    with tempfile.TemporaryDirectory() as folder, replacing(path, shared=True) as library:
+        code, unit = (Path(folder) / name for name in ("s.c", "s.o"))
         code.write_bytes(source)
         _run([compiler, *flags, "-c", str(code), "-o", str(unit)])
         # Linked without OpenMP: its functions are found in the library that torch has loaded.
         _run([compiler, "-shared", str(unit), "-o", str(library), "-lm"])
-        library.replace(path)  # whole or not at all, whoever else builds it now
 
 
 def _run(command: list[str]) -> None:

@@ -1,1 +1,1 @@
-"""Where data sets are found, fetched and unpacked."""
+"""Find, fetch and unpack the files of data sets."""

@@ -1,15 +1,13 @@
-"""Archives are unpacked beside, checked member by member, then renamed: whole or not at all."""
+"""Archives are unpacked beside, each member checked first, then renamed: whole or not at all."""
 
 import gzip
 import io
 import os
-import shutil
 import stat
 import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -27,9 +25,9 @@ _DAMAGED = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, RuntimeE
 def extract(archive: Path, folder: Path, *, top: str, max_bytes: int) -> Path:
     """Unpack `archive`, whose members all live below `top`, to `folder / top`.
 
-    Regular files and folders only: links, devices, absolute paths, `..` and anything outside `top`
-    are refused, and so is more than `max_bytes` of content, counted as it is written. Permissions
-    and owners of the archive are not taken over.
+    Only regular files and folders are accepted: links, devices, absolute paths, `..`, anything
+    outside `top`, a second member of the same name and more than `max_bytes` of content are
+    refused. Permissions, owners and times of the archive are not taken over.
 
     Args:
         archive: a .tar, .tar.gz or .zip file, recognised by its content.
@@ -46,41 +44,22 @@ def extract(archive: Path, folder: Path, *, top: str, max_bytes: int) -> Path:
     target = folder / top
     if target.exists():
         return target
-    temporary: Path | None = None
     try:
-        temporary = Path(tempfile.mkdtemp(dir=folder, prefix=f".{top}."))
-        left = max_bytes
-        for number, (parts, content) in enumerate(_members(archive, max_bytes)):
-            if number >= _MAX_MEMBERS:
-                raise DataError(f"{archive} has more than {_MAX_MEMBERS:,} members.")
-            if parts[:1] != (top,):
-                raise DataError(
-                    f"{archive} has {'/'.join(parts)!r}, wanted everything inside {top!r}."
-                )
-            path = temporary.joinpath(*parts)
-            if content is None:
-                path.mkdir(parents=True, exist_ok=True)
-                continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # "x": a second member of the same name is refused instead of replacing the first.
-            with path.open("xb") as file:
-                while chunk := content.read(_CHUNK):
-                    left -= len(chunk)
-                    if left < 0:
-                        raise DataError(f"{archive} unpacks to more than {max_bytes:,} bytes.")
-                    file.write(chunk)
-        if not (temporary / top).is_dir():
-            raise DataError(f"{archive} has no folder {top!r}.")
-        _rename(temporary / top, target)
+        with tempfile.TemporaryDirectory(
+            dir=folder, prefix=f".{top}.", ignore_cleanup_errors=True
+        ) as scratch:
+            check = _Check(archive, Path(scratch), top, max_bytes)
+            with archive.open("rb") as raw:
+                _unpack(raw, check)
+            if not (check.folder / top).is_dir():
+                raise DataError(f"{archive} has no folder {top!r}.")
+            _rename(check.folder / top, target)
     except DataError:
         raise
     except _DAMAGED as error:
         raise DataError(f"{archive} is damaged or truncated: {error}.") from error
     except OSError as error:
         raise DataError(f"{archive} cannot be unpacked into {folder}: {error}.") from error
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
     return target
 
 
@@ -93,35 +72,83 @@ def _rename(source: Path, target: Path) -> None:
             raise
 
 
-def _members(archive: Path, max_bytes: int) -> Iterator[tuple[tuple[str, ...], IO[bytes] | None]]:
-    # The path and the content of each member; None for a folder.
-    with archive.open("rb") as raw:
-        magic = raw.read(4)
-        raw.seek(0)
-        if magic == b"PK\x03\x04":
-            yield from _zip_members(archive, raw)
-        elif magic[:2] == b"\x1f\x8b":
-            with gzip.open(raw) as unzipped:
-                yield from _tar_members(archive, cast(IO[bytes], unzipped), max_bytes)
-        else:
-            yield from _tar_members(archive, raw, max_bytes)
+class _Check:
+    # Refuses what the libraries accept or repair, member by member, before it is unpacked.
+
+    def __init__(self, archive: Path, folder: Path, top: str, max_bytes: int):
+        self.archive, self.folder, self.max_bytes = archive, folder, max_bytes
+        self._top, self._bytes, self._members = top, 0, 0
+
+    def __call__(self, name: str, size: int, is_folder: bool, is_file: bool) -> None:
+        parts = [part for part in name.split("/") if part not in ("", ".")]
+        # A colon (drive letters) and a backslash are separators on Windows.
+        strange = name.startswith("/") or ".." in parts or any(mark in name for mark in "\\:\0")
+        if strange or not parts:
+            raise DataError(f"{self.archive} is refused: member {name!r} leads out of its folder.")
+        if not (is_folder or is_file) or size < 0:
+            raise DataError(
+                f"{self.archive} is refused: member {name!r} is neither a file nor a folder."
+            )
+        if parts[0] != self._top:
+            raise DataError(
+                f"{self.archive} has {'/'.join(parts)!r}, wanted everything inside {self._top!r}."
+            )
+        path = self.folder.joinpath(*parts)
+        if os.path.lexists(path) and not (is_folder and path.is_dir()):
+            raise DataError(f"{self.archive} has {'/'.join(parts)!r} twice.")
+        self._members += 1
+        if self._members > _MAX_MEMBERS:
+            raise DataError(f"{self.archive} has more than {_MAX_MEMBERS:,} members.")
+        self._bytes += size
+        if self._bytes > self.max_bytes:
+            raise self.too_large()
+
+    def too_large(self) -> DataError:
+        return DataError(f"{self.archive} unpacks to more than {self.max_bytes:,} bytes.")
 
 
-def _zip_members(
-    archive: Path, raw: IO[bytes]
-) -> Iterator[tuple[tuple[str, ...], IO[bytes] | None]]:
+def _unpack(raw: IO[bytes], check: _Check) -> None:
+    magic = raw.read(4)
+    raw.seek(0)
+    if magic == b"PK\x03\x04":
+        _unpack_zip(raw, check)
+    elif magic[:2] == b"\x1f\x8b":
+        with gzip.open(raw) as unzipped:
+            _unpack_tar(cast(IO[bytes], unzipped), check)
+    else:
+        _unpack_tar(raw, check)
+
+
+def _unpack_zip(raw: IO[bytes], check: _Check) -> None:
     with zipfile.ZipFile(raw) as members:
         for member in members.infolist():
-            # The name as stored: ZipFile cuts the other one at a zero byte.
-            parts = _safe_parts(archive, member.orig_filename)
             kind = stat.S_IFMT(member.external_attr >> 16)
-            if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-                raise _refused_kind(archive, member.orig_filename)
-            if member.is_dir():
-                yield parts, None
-            else:
-                with members.open(member) as content:
-                    yield parts, content
+            is_file = not member.is_dir() and kind in (0, stat.S_IFREG)
+            # The name as stored: ZipFile cuts the other one at a zero byte. The size as announced:
+            # ZipFile reads no more than that, and notices by the checksum that there was more.
+            check(member.orig_filename, member.file_size, member.is_dir(), is_file)
+            members.extract(member, check.folder)
+
+
+def _unpack_tar(stream: IO[bytes], check: _Check) -> None:
+    limited = _Limited(stream, check)
+    # Stream mode ("r|"): reads forward only, so no member can send us back.
+    with tarfile.open(
+        fileobj=cast(Any, limited), mode="r|", tarinfo=_StrictHeader, errorlevel=2
+    ) as members:
+        for member in members:
+            is_file = member.isreg() and not member.issparse()
+            check(member.name, member.size, member.isdir(), is_file)
+            members.extract(member, check.folder, filter=_without_attributes)
+    # gzip checks its checksum at the end only.
+    while limited.read(_CHUNK):
+        pass
+
+
+def _without_attributes(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
+    return tarfile.data_filter(member, folder).replace(
+        mode=cast(int, None), mtime=cast(float, None), deep=False
+    )
 
 
 class _StrictHeader(tarfile.TarInfo):
@@ -138,10 +165,12 @@ class _StrictHeader(tarfile.TarInfo):
 
 
 class _Limited(io.RawIOBase):
-    # A stream that ends in an error after `limit` bytes: headers count too, whatever they announce.
+    # A stream that is refused when it is longer than a tar file with the most content can be:
+    # headers count too, whatever they announce.
 
-    def __init__(self, stream: IO[bytes], limit: int, message: str):
-        self._stream, self._left, self._message = stream, limit, message
+    def __init__(self, stream: IO[bytes], check: _Check):
+        self._stream, self._check = stream, check
+        self._left = 2 * check.max_bytes + _TAR_OVERHEAD
 
     def readable(self) -> bool:
         return True
@@ -150,42 +179,5 @@ class _Limited(io.RawIOBase):
         chunk = self._stream.read(_CHUNK if size is None or size < 0 else size)
         self._left -= len(chunk)
         if self._left < 0:
-            raise DataError(self._message)
+            raise self._check.too_large()
         return chunk
-
-
-def _tar_members(
-    archive: Path, stream: IO[bytes], max_bytes: int
-) -> Iterator[tuple[tuple[str, ...], IO[bytes] | None]]:
-    limit = 2 * max_bytes + _TAR_OVERHEAD
-    limited = _Limited(stream, limit, f"{archive} unpacks to more than {max_bytes:,} bytes.")
-    # Stream mode ("r|"): reads forward only, so no member can send us back.
-    with tarfile.open(
-        fileobj=cast(Any, limited), mode="r|", tarinfo=_StrictHeader, errorlevel=2
-    ) as members:
-        for member in members:
-            parts = _safe_parts(archive, member.name)
-            if member.isdir():
-                yield parts, None
-            elif member.isreg() and not member.issparse() and member.size >= 0:
-                content = members.extractfile(member)
-                assert content is not None
-                yield parts, content
-            else:
-                raise _refused_kind(archive, member.name)
-    # gzip checks its checksum at the end only.
-    while limited.read(_CHUNK):
-        pass
-
-
-def _safe_parts(archive: Path, name: str) -> tuple[str, ...]:
-    parts = tuple(part for part in name.split("/") if part not in ("", "."))
-    absolute = name.startswith("/")
-    # A colon (drive letters) and a backslash are separators on Windows.
-    if absolute or not parts or ".." in parts or any(mark in name for mark in "\\:\0"):
-        raise DataError(f"{archive} is refused: member {name!r} leads out of its folder.")
-    return parts
-
-
-def _refused_kind(archive: Path, name: str) -> DataError:
-    return DataError(f"{archive} is refused: member {name!r} is neither a file nor a folder.")

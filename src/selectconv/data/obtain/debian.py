@@ -5,7 +5,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from selectconv.data.obtain.progress import progress_bar
+from selectconv.data.progress import progress_bar
 from selectconv.errors import DataError
 
 PACKAGE = "dataset-fashion-mnist"

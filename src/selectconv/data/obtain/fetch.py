@@ -2,16 +2,15 @@
 
 import hashlib
 import http.client
-import os
-import tempfile
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from selectconv.data.obtain.progress import progress_bar
+from selectconv.data.progress import progress_bar
 from selectconv.errors import DataError
+from selectconv.files import replacing
 
 _CHUNK = 1 << 18
 # Seconds without a single byte before we give up.
@@ -45,15 +44,12 @@ def download(source: Download, folder: Path, *, timeout_s: float = _TIMEOUT_S) -
         DataError: it cannot be had, or is not what was published; nothing is left behind.
     """
     target = folder / source.file_name
-    part: Path | None = None
     try:
-        handle, name = tempfile.mkstemp(dir=folder, prefix=f".{target.name}.", suffix=".part")
-        part = Path(name)
-        with os.fdopen(handle, "wb") as file:
-            digest = _receive(source, file, timeout_s)
-        if digest != source.md5:
-            raise DataError(f"{source.url} came with MD5 {digest}, published is {source.md5}.")
-        os.replace(part, target)
+        with replacing(target, shared=True) as part:
+            with part.open("wb") as file:
+                digest = _receive(source, file, timeout_s)
+            if digest != source.md5:
+                raise DataError(f"{source.url} came with MD5 {digest}, published is {source.md5}.")
     except urllib.error.HTTPError as error:
         error.close()  # it is the answer too, and holds the connection
         message = f"{source.url} cannot be had: status {error.code}, {error.reason}."
@@ -61,9 +57,6 @@ def download(source: Download, folder: Path, *, timeout_s: float = _TIMEOUT_S) -
     except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: the address
         reason = getattr(error, "reason", None) or error
         raise DataError(f"{source.url} cannot be had: {reason}.") from error
-    finally:
-        if part is not None:
-            part.unlink(missing_ok=True)
     return target
 
 

@@ -3,14 +3,10 @@
 import os
 from pathlib import Path
 
+from selectconv.files import cache_folder
+
 # Debian's packages dataset-* put their files here; elsewhere the folder does not exist.
 SYSTEM_FOLDER = Path("/usr/share/datasets")
-
-
-def cache_folder() -> Path:
-    """Return the folder that fetched data sets go to: `$XDG_CACHE_HOME` or `~/.cache`, and ours."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "selectconv"
 
 
 def search_roots(root: Path | str | None) -> list[Path]:

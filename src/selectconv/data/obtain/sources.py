@@ -151,10 +151,10 @@ def _from_debian(info: DatasetInfo, scratch: Path, ready: Path) -> None:
 def _scratch(folder: Path) -> Iterator[Path]:
     # On the same file system as the result, so that it can be renamed into place.
     try:
-        path = Path(tempfile.mkdtemp(dir=folder, prefix=".fetch."))
+        scratch = tempfile.TemporaryDirectory(
+            dir=folder, prefix=".fetch.", ignore_cleanup_errors=True
+        )
     except OSError as error:
         raise DataError(f"{folder} cannot be written: {error.strerror or error}.") from error
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
+    with scratch as path:
+        yield Path(path)

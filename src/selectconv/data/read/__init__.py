@@ -1,1 +1,1 @@
-"""Readers: the files of each data set as images and labels."""
+"""Read the files of each data set as images and labels."""

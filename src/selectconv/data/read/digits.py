@@ -3,8 +3,9 @@
 import numpy as np
 import torch
 
-from selectconv.data.extras import import_extra
 from selectconv.data.image_set import DatasetInfo, ImageSet
+from selectconv.errors import DataError
+from selectconv.extras import import_extra
 
 
 def read_digits(info: DatasetInfo) -> tuple[ImageSet, ImageSet]:
@@ -13,7 +14,7 @@ def read_digits(info: DatasetInfo) -> tuple[ImageSet, ImageSet]:
     Raises:
         DataError: scikit-learn is not installed.
     """
-    bunch = import_extra("sklearn.datasets", "The digits data set").load_digits()
+    bunch = import_extra("sklearn.datasets", "The digits data set", error=DataError).load_digits()
     # Pixels are 0 to 16.
     pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
     images = torch.from_numpy(pixels).unsqueeze(1)

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from selectconv.data.extras import import_extra
 from selectconv.data.image_set import DatasetInfo
-from selectconv.data.read.jpeg import open_rgb
+from selectconv.data.read.jpeg import import_pillow, open_rgb
 from selectconv.errors import DataError
 
 FILES = ("train", "val")
@@ -145,20 +144,16 @@ def _centre_crop(image: Any, size: int) -> Any:
     # The longer side is rounded down, as in the common code: 500x375 becomes 341x256.
     new = tuple(shorter * side // min(width, height) for side in (width, height))
     left, top = (round((side - size) / 2) for side in new)
-    resized = image.resize(new, resample=_pillow().Resampling.BILINEAR)
+    resized = image.resize(new, resample=import_pillow().Resampling.BILINEAR)
     return resized.crop((left, top, left + size, top + size))
 
 
 def _random_crop(image: Any, size: int, draw: random.Random) -> Any:
     width, height = image.size
     box = _random_box(width, height, draw)
-    result = image.crop(box).resize((size, size), resample=_pillow().Resampling.BILINEAR)
+    result = image.crop(box).resize((size, size), resample=import_pillow().Resampling.BILINEAR)
     mirror = draw.random() < 0.5
-    return result.transpose(_pillow().Transpose.FLIP_LEFT_RIGHT) if mirror else result
-
-
-def _pillow() -> Any:
-    return import_extra("PIL.Image", "Decoding images")
+    return result.transpose(import_pillow().Transpose.FLIP_LEFT_RIGHT) if mirror else result
 
 
 def _random_box(width: int, height: int, draw: random.Random) -> tuple[int, int, int, int]:

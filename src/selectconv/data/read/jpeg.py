@@ -3,8 +3,17 @@
 from pathlib import Path
 from typing import Any
 
-from selectconv.data.extras import import_extra
 from selectconv.errors import DataError
+from selectconv.extras import import_extra
+
+
+def import_pillow() -> Any:
+    """Return Pillow's `Image` module.
+
+    Raises:
+        DataError: Pillow is not installed.
+    """
+    return import_extra("PIL.Image", "Decoding images", error=DataError)
 
 
 def open_rgb(path: Path, size: tuple[int, int] | None = None) -> Any:
@@ -17,7 +26,7 @@ def open_rgb(path: Path, size: tuple[int, int] | None = None) -> Any:
     Raises:
         DataError: it cannot be decoded or has another size.
     """
-    pillow = import_extra("PIL.Image", "Decoding images")
+    pillow = import_pillow()
     try:
         with pillow.open(path) as image:
             if size is not None and image.size != size:

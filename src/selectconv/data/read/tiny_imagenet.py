@@ -3,7 +3,6 @@
 import hashlib
 import logging
 import os
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +12,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from selectconv.data.image_set import DatasetInfo, ImageSet, check_labels
-from selectconv.data.obtain.progress import progress_bar
+from selectconv.data.progress import progress_bar
 from selectconv.data.read.jpeg import open_rgb
 from selectconv.errors import DataError
+from selectconv.files import replacing
 
 FILES = ("wnids.txt", "train", "val/val_annotations.txt", "val/images")
 DECODED = "decoded.selectconv.safetensors"
@@ -157,7 +157,6 @@ def _load(
 
 
 def _keep(path: Path, key: str, splits: tuple[ImageSet, ImageSet]) -> bool:
-    part: Path | None = None
     train, test = splits
     tensors = {
         "train_images": train.images,
@@ -167,15 +166,9 @@ def _keep(path: Path, key: str, splits: tuple[ImageSet, ImageSet]) -> bool:
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        os.close(handle)
-        part = Path(name)
-        save_file(tensors, part, metadata={"key": key})
-        os.replace(part, path)
+        with replacing(path, shared=True) as beside:
+            save_file(tensors, beside, metadata={"key": key})
     except (OSError, SafetensorError) as error:
         _log.info("%s cannot be written: %s", path, error)
         return False
-    finally:
-        if part is not None:
-            part.unlink(missing_ok=True)
     return True

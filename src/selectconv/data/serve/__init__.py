@@ -1,1 +1,1 @@
-"""Batches of images, augmented, for a training loop."""
+"""Serve augmented batches of images to a training loop."""

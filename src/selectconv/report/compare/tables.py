@@ -7,17 +7,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from html import escape
 from importlib.resources import files
 from itertools import compress
 from typing import Any
 
 import yaml
+from markupsafe import Markup
 
 from selectconv.report.compare.answers import Answer, answer
 from selectconv.report.compare.findings import state_findings
 from selectconv.report.compare.groups import PAPERS_PLACEMENT, Group, Row
 from selectconv.report.compare.statistics import show_p, summarize
+from selectconv.report.html import render
 from selectconv.report.runs.size import measure_size
 
 HEADER = (
@@ -56,18 +57,16 @@ class ResultTable:
         found = [f"- {finding}" for finding in self.findings]
         return "\n".join([*lines, "", *found, "", self.caption, ""])
 
-    def to_html(self) -> str:
+    def to_html(self) -> Markup:
         """Write it as HTML, without columns that are empty."""
         header, rows = self._filled()
-        head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-        )
-        found = "".join(f"<li>{escape(finding)}</li>" for finding in self.findings)
-        return (
-            f'<figure class="table"><figcaption><b>{escape(self.title)}</b> {escape(self.caption)}'
-            f'</figcaption><div class="scroll"><table><thead><tr>{head}</tr></thead>'
-            f"<tbody>{body}</tbody></table></div><ul>{found}</ul></figure>"
+        return render(
+            "table.html",
+            title=self.title,
+            caption=self.caption,
+            header=header,
+            rows=rows,
+            findings=self.findings,
         )
 
     def _filled(self) -> tuple[list[str], list[list[str]]]:

@@ -1,13 +1,11 @@
 """Which channels were de- and re-allocated, where, when, and with which shifts."""
 
-import json
-from html import escape
-
 import torch
 from torch import nn
 
 from selectconv.core.layer import SelectConvNd
 from selectconv.report.figures.plots import COLOURS, GRID, INK, Figure, drawing, to_svg
+from selectconv.report.html import render
 from selectconv.report.runs.collect import Run
 from selectconv.report.runs.replay import CLOSED, MOVED, LayerHistory, replay
 
@@ -52,23 +50,16 @@ def draw_history(run: Run, name: str) -> Figure:
     title = "The slots of a layer over the epochs"
     if not any(any(layer.num_closed) for layer in layers):
         return Figure(title, describe(run), problem="No slot was closed in this run.")
-    data = [
+    slots = [
         {"name": short_name(layer.name), "states": _pack(layer), "source": layer.source}
         for layer in layers
     ]
-    payload = json.dumps({"layers": data}, separators=(",", ":")).replace("<", "\\u003c")
-    body = (
-        f'<div class="slots" id="{escape(name)}"><div class="layers" role="listbox" '
-        f'aria-label="layers"></div><div class="detail"><p class="which" aria-live="polite"></p>'
-        f'<svg class="grid" role="img" tabindex="0" aria-label="slots over the epochs"></svg></div>'
-        f'<script type="application/json">{payload}</script></div>'
-    )
     return Figure(
         title,
         f"{describe(run)}. Point at a layer or a slot (or use the arrow keys): columns are slots, "
         "lines are epochs; grey reads its own channel, empty is closed, magenta is re-allocated. "
         "At the end of an epoch, after its step.",
-        body,
+        render("slots.html", name=name, layers=slots),
     )
 
 

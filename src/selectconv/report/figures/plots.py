@@ -7,9 +7,15 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from markupsafe import Markup
+
+from selectconv.errors import RunError
+from selectconv.extras import needing
+
+_COLUMN_PT = 450  # figures that are wider take the whole width
 _INK, _GRID, _PAPER = "#010203", "#c0c1c2", "#fdfcfb"
 _VARIABLES = {_INK: "currentColor", _GRID: "var(--grid)", _PAPER: "var(--paper)"}
 INK, GRID, PAPER = _INK, _GRID, _PAPER
@@ -40,21 +46,32 @@ class Figure:
 
     title: str
     caption: str
-    body: str = ""
+    body: Markup = field(default_factory=Markup)
     problem: str = ""
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether it takes the whole width of the page."""
+        width = re.search(r'width="([\d.]+)pt"', self.body[:500])
+        return 'class="slots"' in self.body or (width is not None and float(width[1]) > _COLUMN_PT)
+
+    @property
+    def html(self) -> Markup:
+        """The body; an SVG is labelled with the title, for people who cannot see it."""
+        if not self.body.startswith("<svg "):
+            return self.body
+        label = Markup('<svg role="img" aria-label="{}" ').format(self.title)
+        return label + self.body[len("<svg ") :]
 
 
 @contextmanager
 def drawing() -> Iterator[Any]:
     """Lend matplotlib's pyplot, set up for the page; nothing of it stays."""
-    try:
+    with needing("matplotlib", "A figure", error=RunError):
         import matplotlib
-    except ImportError as error:
-        from selectconv.errors import RunError
 
-        raise RunError("figures need matplotlib: pip install 'selectconv[train]'.") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
 
     style: Any = {
         "svg.fonttype": "none",
@@ -82,7 +99,7 @@ def drawing() -> Iterator[Any]:
             pyplot.close("all")
 
 
-def to_svg(figure: Any, name: str) -> str:
+def to_svg(figure: Any, name: str) -> Markup:
     """Turn a figure of matplotlib into SVG for a page: themed, and with ids of its own."""
     import matplotlib
 
@@ -97,4 +114,4 @@ def to_svg(figure: Any, name: str) -> str:
         text = text.replace(colour, variable)
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'(href="|url\()#', rf"\1#{name}-", text)
-    return text.replace("<svg ", f'<svg role="img" aria-label="{name}" ', 1)
+    return Markup(text)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from selectconv import __version__
+from selectconv.allocate.log import read_log
+from selectconv.allocate.report import AllocationReport
 from selectconv.errors import SelectConvError
 from selectconv.train.config import TrainConfig, resolve
 from selectconv.train.run_folder import (
@@ -33,8 +35,8 @@ class Run:
     Attributes:
         path: its folder.
         config: its settings.
-        metrics: a line an epoch.
-        allocation: a line for every step that changed something.
+        metrics: one row per epoch.
+        allocation: one report for each step that changed something.
         environment: commit, versions, hardware; empty where there is no such file.
         holdout: images, error in per cent and loss of `holdout.json`; None where it was not asked.
     """
@@ -42,7 +44,7 @@ class Run:
     path: Path
     config: TrainConfig
     metrics: list[dict[str, Any]]
-    allocation: list[dict[str, Any]]
+    allocation: list[AllocationReport]
     environment: dict[str, Any]
     holdout: dict[str, Any] | None = None
 
@@ -178,9 +180,8 @@ def read_run(path: Path) -> Run:
         )
     for epoch, row in enumerate(metrics):
         _check_metrics(row, epoch)
-    allocation = folder.read(ALLOCATION)
-    for row in allocation:
-        _check_allocation(row, config.epochs)
+    log = folder / ALLOCATION
+    allocation = read_log(log, epochs=config.epochs) if log.exists() else []
     holdout = _read_holdout(folder) if config.holdout else None
     return Run(path, config, metrics, allocation, environment, holdout)
 
@@ -213,23 +214,6 @@ def _read_holdout(folder: RunFolder) -> dict[str, Any]:
         raise ValueError(f"{HOLDOUT} does not hold a result.")
     _check_numbers(content, ("images", "error", "loss"), HOLDOUT)
     return content
-
-
-def _check_allocation(row: object, epochs: int) -> None:
-    """Check the form of a line; `replay` holds it against the network."""
-    layers = row.get("layers") if isinstance(row, Mapping) else None
-    epoch = row.get("epoch") if isinstance(row, Mapping) else None
-    if not isinstance(layers, Mapping) or not isinstance(epoch, int) or not 0 <= epoch < epochs:
-        raise ValueError(f"{ALLOCATION} has a line that is no step of an epoch: {str(row)[:60]!r}.")
-    for name, plan in layers.items():
-        try:
-            slots = [*plan["closed"], *(slot for slot, *_ in plan["opened"])]
-            sources = [source for _, source, *_ in plan["opened"]]
-        except (KeyError, TypeError, ValueError):
-            slots = [None]
-            sources = []
-        if any(type(number) is not int or number < 0 for number in (*slots, *sources)):
-            raise ValueError(f"{ALLOCATION}, epoch {epoch}: {name!r} has a damaged plan.")
 
 
 def _read_environment(folder: RunFolder) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
+from selectconv.core.allocation import LayerPlan
 from selectconv.core.layer import SelectConvNd
 from selectconv.data.registry import dataset_info
 from selectconv.report.runs.collect import Run
@@ -46,27 +46,32 @@ def replay(run: Run) -> list[LayerHistory]:
         name: LayerHistory(name, list(range(size)), [], [0] * size, [0] * size)
         for name, size in sizes.items()
     }
-    steps: dict[int, dict[str, Any]] = {row["epoch"]: row["layers"] for row in run.allocation}
     current = {name: [OWN] * size for name, size in sizes.items()}
     for epoch in range(run.config.epochs):
-        for name, plan in steps.get(epoch, {}).items():
-            if name not in sizes:
-                raise ValueError(f"the network has no layer {name!r}.")
-            history, state = histories[name], current[name]
-            named = [*plan["closed"], *(n for slot in plan["opened"] for n in slot[:2])]
-            if any(number >= len(state) for number in named):
-                raise ValueError(f"{name!r} has {len(state)} slots; the log names {max(named)}.")
-            for slot in plan["closed"]:
-                state[slot] = CLOSED
-                history.num_closed[slot] += 1
-            for slot, source, *_ in plan["opened"]:
-                state[slot] = MOVED
-                history.source[slot] = source
-                history.num_copied[source] += 1
+        for report in run.allocation:
+            if report.epoch == epoch:
+                for name, plan in report.plan:
+                    if name not in sizes:
+                        raise ValueError(f"the network has no layer {name!r}.")
+                    _carry_out(plan, histories[name], current[name])
         for name, history in histories.items():
             history.states.append(list(current[name]))
     _check_end(run, list(histories.values()))
     return list(histories.values())
+
+
+def _carry_out(plan: LayerPlan, history: LayerHistory, state: list[int]) -> None:
+    closed, opened, sources = (part.tolist() for part in (plan.closed, plan.opened, plan.source))
+    highest = max([*closed, *opened, *sources], default=0)
+    if highest >= len(state):
+        raise ValueError(f"{history.name!r} has {len(state)} slots; the log names {highest}.")
+    for slot in closed:
+        state[slot] = CLOSED
+        history.num_closed[slot] += 1
+    for slot, source in zip(opened, sources, strict=True):
+        state[slot] = MOVED
+        history.source[slot] = source
+        history.num_copied[source] += 1
 
 
 def _check_end(run: Run, layers: list[LayerHistory]) -> None:

@@ -48,9 +48,10 @@ def measure_size(run: Run) -> Cost | None:
 def _condense(model: nn.Module, run: Run) -> None:
     """Drop what the log says, and leave the rest as group convs."""
     layers = learned_group_convs(model)
-    for row in run.allocation:
-        for name, plan in row["layers"].items():
-            if name not in layers or max(plan["closed"], default=0) >= layers[name].reads.numel():
+    for report in run.allocation:
+        for name, plan in report.plan:
+            closed = plan.closed.tolist()
+            if name not in layers or max(closed, default=0) >= layers[name].reads.numel():
                 raise ValueError(f"its log does not fit the network at {name!r}.")
-            layers[name].reads.view(-1)[plan["closed"]] = False
+            layers[name].reads.view(-1)[closed] = False
     condense(model)

@@ -131,7 +131,9 @@ def main() -> None:
     folder = run_folder.RunFolder(options.out)
     is_first = int(os.environ.get("RANK", "0")) == 0
     if options.eval:
-        evaluate.run(Namespace(dir=options.out, best=False, holdout=False, data_root=None, json=True))
+        evaluate.run(
+            Namespace(dir=options.out, best=False, holdout=False, data_root=None, json=True)
+        )
         return
     if is_first and not (folder / run_folder.CHECKPOINT).exists():
         folder.start(config.to_dict())

@@ -51,7 +51,7 @@ def run(options: Namespace) -> int:
         holdout=options.holdout,
     )
     training = Training(config, build_fabric(config), splits)
-    load_weights(folder / name, training.model, slimmed=config.method == "slimming")
+    load_weights(folder / name, training.model, slimmed=config.method_info.cuts)
     display = Lines(config, Console())
     if options.holdout:
         result = training.evaluate_holdout(display)

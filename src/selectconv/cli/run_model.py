@@ -30,11 +30,9 @@ def load_run(path: str | Path, *, best: bool) -> tuple[Any, Any, tuple[int, int,
     from selectconv.data.registry import dataset_info
     from selectconv.train.checkpoint import load_weights
     from selectconv.train.network import build_model, build_plain
-    from selectconv.zoo.learned_group_conv import condense
 
     info = dataset_info(config.data, config.image_size)
     model = build_model(config, info)
-    load_weights(weights, model, slimmed=config.method == "slimming")
-    if config.method == "lgc":
-        condense(model)
+    load_weights(weights, model, slimmed=config.method_info.cuts)
+    model = config.method_info.implementation().finish(model)
     return model.eval(), build_plain(config, info).eval(), info.shape

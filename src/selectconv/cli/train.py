@@ -11,7 +11,8 @@ from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 
 from selectconv.errors import RunError, SelectConvError, UsageError
-from selectconv.train.config import METHODS, TrainConfig, resolve, setting_names
+from selectconv.train.config import TrainConfig, resolve, setting_names
+from selectconv.train.methods import METHODS
 from selectconv.train.run_folder import CHECKPOINT, CONFIG, RunFolder
 
 HELP = "train a network, plain or selective, as in the paper"

@@ -18,13 +18,11 @@ from selectconv.allocate.budget import check_targets
 from selectconv.checks import check_choice, check_count, check_fraction, check_non_negative
 from selectconv.core.slots import DAMAGES
 from selectconv.data.registry import dataset_info, list_datasets
+from selectconv.train.methods import METHODS, MethodInfo
 from selectconv.zoo.external import check_model_name
 
-METHODS = ("plain", "select", "zero", "random", "dealloc", "shift", "lgc", "slimming")
-WITH_TARGET = ("select", "zero", "random", "dealloc", "slimming")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
-SLIMMING_TARGET = 0.5  # of the dense network's multiply-adds, where none is given
 NO_CAP = "none"  # how `max_copies` is written where there is no cap
 
 
@@ -137,30 +135,34 @@ class TrainConfig:
 
     def _check_method(self) -> None:
         """Check what the method asks of the other settings."""
+        method = self.method_info
         for name in check_targets(self.target_macs, self.target_params):
-            if self.method not in WITH_TARGET:
-                raise ValueError(
-                    f"`{name}` goes with the methods {', '.join(WITH_TARGET)}; got {self.method!r}."
-                )
-        if self.method == "lgc" and self.model != "condensenet182":
+            if not method.has_target:
+                able = ", ".join(other.name for other in METHODS.values() if other.has_target)
+                raise ValueError(f"`{name}` goes with the methods {able}; got {self.method!r}.")
+        if method.needs_model not in (None, self.model):
             raise ValueError(
-                "`method` lgc condenses CondenseNet's learned group convolutions: it needs `model` "
-                f"condensenet182, got {self.model!r}."
+                f"`method` {method.name} needs `model` {method.needs_model}, got {self.model!r}."
             )
-        if self.method in ("lgc", "slimming") and self.precision == "16-mixed":
+        if method.has_penalty and self.precision == "16-mixed":
             raise ValueError(
-                f"`method` {self.method} adds its penalty to unscaled gradients: `precision` must "
+                f"`method` {method.name} adds its penalty to unscaled gradients: `precision` must "
                 "be 32-true or bf16-mixed, got '16-mixed'."
             )
-        if self.method == "slimming" and self.stop_at == 0:
+        if method.cuts and self.stop_at == 0:
             raise ValueError(
-                "`stop_at` must be above 0 for slimming, which cuts channels then; got 0."
+                f"`stop_at` must be above 0 for {method.name}, which cuts channels then; got 0."
             )
+
+    @property
+    def method_info(self) -> MethodInfo:
+        """The method's row in the table of methods."""
+        return METHODS[self.method]
 
     @property
     def is_selective(self) -> bool:
         """Whether the network has selective convs."""
-        return self.method not in ("plain", "lgc", "slimming")
+        return self.method_info.is_selective
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain types, in the order in which they are documented."""
@@ -218,9 +220,9 @@ def resolve(given: Mapping[str, Any]) -> TrainConfig:
     settings.update(recipes["data"].get(settings["data"], {}))
     settings.update(recipes["model"].get(settings["model"], {}))
     settings.update(given)
-    if settings["method"] == "slimming" and settings["target_params"] is None:
-        given_target = settings["target_macs"]
-        settings["target_macs"] = SLIMMING_TARGET if given_target is None else given_target
+    method = METHODS.get(settings["method"])
+    if method is not None and settings["target_macs"] is settings["target_params"] is None:
+        settings["target_macs"] = method.target_macs
     if settings["max_copies"] == NO_CAP:
         settings["max_copies"] = None
     return TrainConfig(**settings)

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from selectconv.allocate.allocator import ChannelAllocator
 from selectconv.allocate.param_groups import param_groups
 from selectconv.allocate.report import AllocationReport
 from selectconv.data.registry import Images, Splits, load_dataset
@@ -24,7 +23,6 @@ from selectconv.data.serve.loader import Loader, make_loader
 from selectconv.errors import RunError
 from selectconv.train.checkpoint import load_checkpoint, save_checkpoint, save_weights
 from selectconv.train.config import TrainConfig
-from selectconv.train.methods import build_method, count_channels
 from selectconv.train.network import build_model, in_layout
 from selectconv.train.run_folder import (
     ALLOCATION,
@@ -36,8 +34,7 @@ from selectconv.train.run_folder import (
     RunFolder,
     write_text,
 )
-from selectconv.train.slimming import Slimmer, fit_shapes
-from selectconv.zoo.learned_group_conv import Condenser
+from selectconv.train.slimming import fit_shapes
 
 # How often the losses are looked at for NaN: a look waits for the device.
 _LOOK_EVERY = 20
@@ -113,18 +110,18 @@ class Training:
         torch.manual_seed(config.seed)
         self.model = build_model(config, splits.info)
         if state is not None:
-            if config.method == "slimming":
+            if config.method_info.cuts:
                 fit_shapes(self.model, state["model"])
             self.model.load_state_dict(state["model"])
             in_layout(self.model, config)  # where it was slimmed, it has new tensors
         optimizer = self._set_up()
-        self.allocator = build_method(config, splits.info, self.model, optimizer)
+        method = config.method_info.implementation()
+        self.method = method.build(config, splits.info, self.model, optimizer)
         self.best_error = float("inf")
         self.next_epoch = 0
         if state is not None:
             optimizer.load_state_dict(state["optimizer"])
-            if isinstance(self.allocator, ChannelAllocator):
-                self.allocator.load_state_dict(state["allocator"])
+            self.method.load_state_dict(state["allocator"])
             self.best_error = state["best_error"]
             self.next_epoch = state["epoch"] + 1
 
@@ -137,20 +134,18 @@ class Training:
         self.wrapped, self.optimizer = self.fabric.setup(compiled, optimizer)
         return optimizer
 
-    def run_epoch(
-        self, epoch: int, display: Display
-    ) -> tuple[dict[str, Any], AllocationReport | None]:
-        """Train, test, then de- and re-allocate; returns the line of metrics and the report."""
+    def run_epoch(self, epoch: int, display: Display) -> tuple[dict[str, Any], AllocationReport]:
+        """Train, test, then let the method act; returns the line of metrics and the report."""
         # Dropout draws from the global generator: from the seed, the epoch and the rank alone.
         torch.manual_seed((self.config.seed * 100_003 + epoch) * 10_007 + self.fabric.global_rank)
         started = time.perf_counter()
         train_loss, images = self.train_epoch(epoch, display)
         elapsed = time.perf_counter() - started
         test_loss, test_error = self.evaluate(display, epoch)
-        report = None if self.allocator is None else self.allocator.step(epoch)
-        if report and isinstance(self.allocator, Slimmer):
+        report = self.method.step(epoch)
+        if report and self.config.method_info.cuts:
             in_layout(self.model, self.config)
-            self._set_up()  # the slimmed layers have parameters of their own
+            self._set_up()  # the layers that were cut have new parameters
         row = {
             "epoch": epoch,
             "train_loss": train_loss,
@@ -159,7 +154,7 @@ class Training:
             "lr": self.config.lr_at((epoch + 1) * len(self.train_loader) - 1, self._steps),
             "seconds": round(time.perf_counter() - started, 3),
             "images_per_second": round(images / elapsed, 1),
-            **count_channels(self.model, self.allocator),
+            **self.method.counts(),
         }
         return row, report
 
@@ -196,10 +191,7 @@ class Training:
             "epoch": epoch,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            # The other methods keep all they know in the model.
-            "allocator": self.allocator.state_dict()
-            if isinstance(self.allocator, ChannelAllocator)
-            else None,
+            "allocator": self.method.state_dict(),
             "best_error": self.best_error,
         }
 
@@ -232,8 +224,7 @@ class Training:
                 group["lr"] = self.config.lr_at(step, self._steps)
             loss = F.cross_entropy(self.wrapped(images), labels)
             self.fabric.backward(loss)
-            if isinstance(self.allocator, Condenser | Slimmer):
-                self.allocator.regularize()
+            self.method.regularize()
             self.optimizer.step()
             self.optimizer.zero_grad()
             losses[number] = loss.detach()

@@ -12,8 +12,6 @@ from selectconv.train.config import TrainConfig
 from selectconv.zoo import create_model
 from selectconv.zoo.external import build_external, is_external
 
-# CondenseNet's own: each group of filters ends with one input in four.
-_CONDENSE_FACTOR = 4
 # The options of an external network that are `convert`'s, not the network's.
 _OF_CONVERT = ("realloc", "min_channels")
 
@@ -47,8 +45,8 @@ def _build_of_zoo(config: TrainConfig, info: DatasetInfo) -> nn.Module:
         # The stem that fits the images.
         "stem": {"tiny-imagenet": "tiny", "imagenet": "imagenet"}.get(config.data, "cifar"),
         # De-allocation alone needs no shifts (the parameter counts of Table 2).
-        "realloc": "none" if config.method == "dealloc" else "pointwise",
-        **({"condense_factor": _CONDENSE_FACTOR} if config.method == "lgc" else {}),
+        "realloc": "none" if config.method_info.only_closes else "pointwise",
+        **config.method_info.network_options,
         **config.model_options,
     }
     return create_model(
@@ -68,6 +66,6 @@ def _build_external(config: TrainConfig, info: DatasetInfo) -> nn.Module:
     )
     if not config.is_selective:
         return model
-    if config.method == "dealloc":
+    if config.method_info.only_closes:
         of_convert.setdefault("realloc", "none")
     return convert(model, torch.zeros(1, *info.shape), **of_convert)

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 from rich.console import Console
 from rich.table import Table
 
-from selectconv.checks import check_choice, check_count, check_non_negative
+from selectconv.checks import check_choice, check_non_negative
+from selectconv.cli.parser import Parser, check_whole
 from selectconv.cli.places import check_folder
 from selectconv.errors import RunError, UsageError
 from selectconv.reproduce.grid import TABLES, Grid, PlannedRun, load_grid
@@ -15,43 +17,42 @@ from selectconv.reproduce.jobs import LOGS, RUNS, Outcome, find_state
 from selectconv.reproduce.local_engine import run_local
 from selectconv.train.run_folder import RunFolder
 
-HELP = "run what is behind a table of the paper, and fill it in"
 ENGINES = ("local", "ray")
-KINDS = {"jobs": "a whole number", "gpus_per_run": "a number", "out": "a folder"}
 
 
-def build_parser() -> ArgumentParser:
-    """Build the verb's parser."""
-    parser = ArgumentParser(description=HELP, exit_on_error=False)
+def add_arguments(parser: Parser) -> None:
+    """Add the verb's options."""
     parser.add_argument("table", type=str, help=f"one of {', '.join(TABLES)}")
     parser.add_argument(
         "--scale",
         type=str,
         default="smoke",
-        help="full (the paper), reduced (hours of a small machine) or smoke (minutes; default)",
+        help="full (the paper), reduced (hours on a small machine) or smoke (minutes, the default)",
     )
     parser.add_argument(
-        "--engine", type=str, default="local", help="local, or ray for a Ray cluster"
+        "--engine",
+        type=str,
+        default="local",
+        help="local, or ray for a Ray cluster (default: local)",
     )
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
-    parser.add_argument(
-        "--gpus-per-run", type=float | None, default=None, help="ray: GPUs of a run"
-    )
+    parser.add_argument("--jobs", type=Any, default=1, help="number of runs at a time (default: 1)")
+    parser.add_argument("--gpus-per-run", type=Any, default=None, help="ray: GPUs per run")
     parser.add_argument(
         "--out", type=str | None, default=None, help="folder (default: reproduce/TABLE-SCALE)"
     )
     parser.add_argument(
-        "--no-run", action="store_true", help="only the tables and the page of what is finished"
+        "--no-run",
+        action="store_true",
+        help="write the tables and the page of what is finished, and stop",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the grid, and stop")
-    return parser
 
 
 def run(options: Namespace) -> int:
-    """Run a grid; returns 1 if a run failed."""
+    """Carry out the runs of a grid, and write its tables."""
     grid = load_grid(options.table, options.scale)
     check_choice("engine", options.engine, ENGINES)
-    check_count("jobs", options.jobs, 1)
+    check_whole(options, "jobs", 1)
     if options.gpus_per_run is not None:
         check_non_negative("gpus_per_run", options.gpus_per_run)
     default = Path("reproduce") / f"{grid.table}-{grid.scale}"

@@ -8,8 +8,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,11 +17,11 @@ from torch import Tensor, nn
 
 from selectconv.allocate.param_groups import param_groups
 from selectconv.allocate.report import AllocationReport
-from selectconv.data.registry import Images, Splits, load_dataset
-from selectconv.data.serve.loader import Loader, make_loader
+from selectconv.data.registry import Splits, load_dataset
 from selectconv.errors import RunError
 from selectconv.train.checkpoint import load_checkpoint, save_checkpoint, save_weights
 from selectconv.train.config import TrainConfig
+from selectconv.train.evaluation import Display, Evaluation
 from selectconv.train.network import build_model, in_layout
 from selectconv.train.run_folder import (
     ALLOCATION,
@@ -41,20 +40,6 @@ _LOOK_EVERY = 20
 
 # What gloo and NCCL say when the other side of a connection is gone.
 _LOST_RANK = re.compile(r"gloo|nccl|closed by peer|reset by peer|broken pipe", re.IGNORECASE)
-
-Batches = Iterable[tuple[Tensor, Tensor]]
-
-
-class Display(Protocol):
-    """Where a run shows its progress."""
-
-    def batches(self, loader: Loader, epoch: int, what: str) -> Batches:
-        """Yield an epoch's batches while showing how far it is."""
-        ...
-
-    def epoch_done(self, row: dict[str, Any], report: AllocationReport | None) -> None:
-        """Show an epoch's line of metrics."""
-        ...
 
 
 def build_fabric(config: TrainConfig) -> Fabric:
@@ -80,7 +65,7 @@ def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.SGD:
     )
 
 
-class Training:
+class Training(Evaluation):
     """A run in the making: everything that one epoch needs and changes.
 
     Args:
@@ -97,16 +82,8 @@ class Training:
         splits: Splits,
         state: dict[str, Any] | None = None,
     ) -> None:
-        self.config = config
-        self.fabric = fabric
-        if config.batch_size % fabric.world_size:
-            raise ValueError(
-                f"`batch_size` {config.batch_size} must be a multiple of the {fabric.world_size} "
-                "processes: each takes an equal part of every batch."
-            )
-        self.splits = splits
-        self.train_loader = self._loader(splits.train, train=True)
-        self.test_loader = self._loader(splits.test, train=False)
+        super().__init__(config, fabric, splits)
+        self.train_loader = self.build_loader(splits.train, train=True)
         torch.manual_seed(config.seed)
         self.model = build_model(config, splits.info)
         if state is not None:
@@ -158,33 +135,6 @@ class Training:
         }
         return row, report
 
-    def evaluate(self, display: Display, epoch: int) -> tuple[float, float]:
-        """Compute the test loss and the test error in per cent."""
-        loss, error, _ = self._test([self.test_loader], display, epoch, "test")
-        return loss, error
-
-    def evaluate_holdout(self, display: Display) -> dict[str, Any]:
-        """Test on every image that was not trained on: the content of holdout.json."""
-        loaders = [self._loader(images, train=False) for images in self.splits.holdout]
-        loss, error, count = self._test(loaders, display, self.config.epochs - 1, "holdout")
-        return {"images": count, "error": error, "loss": loss}
-
-    def _test(
-        self, loaders: Iterable[Loader], display: Display, epoch: int, what: str
-    ) -> tuple[float, float, int]:
-        """Compute the mean loss, the error in per cent and the number of images."""
-        self.wrapped.eval()
-        sums = torch.zeros(3, dtype=torch.float64)  # loss, wrong answers, images
-        with torch.no_grad():
-            for loader in loaders:
-                for images, labels in display.batches(loader, epoch, what):
-                    logits = self.wrapped(images).float()
-                    loss = F.cross_entropy(logits, labels, reduction="sum")
-                    wrong = (logits.argmax(dim=1) != labels).sum()
-                    sums += torch.tensor([float(loss), float(wrong), len(labels)]).double()
-        loss, wrong, count = self._sum_over_ranks(sums).tolist()
-        return loss / count, 100 * wrong / count, int(count)
-
     def state(self, epoch: int) -> dict[str, Any]:
         """Collect what going on after `epoch` needs."""
         return {
@@ -194,19 +144,6 @@ class Training:
             "allocator": self.method.state_dict(),
             "best_error": self.best_error,
         }
-
-    def _loader(self, images: Images, *, train: bool) -> Loader:
-        return make_loader(
-            images,
-            self.splits.info,
-            self.config.batch_size // self.fabric.world_size,
-            train=train,
-            device=self.fabric.device,
-            seed=self.config.seed,
-            rank=self.fabric.global_rank,
-            world_size=self.fabric.world_size,
-            channels_last=self.config.channels_last,
-        )
 
     @property
     def _steps(self) -> int:
@@ -233,7 +170,7 @@ class Training:
                 self._check_losses(losses, epoch)
         self._check_losses(losses, epoch)
         total = (losses.double().cpu() * counts).sum()
-        total, count = self._sum_over_ranks(torch.stack([total, counts.double().sum()])).tolist()
+        total, count = self.sum_over_ranks(torch.stack([total, counts.double().sum()])).tolist()
         return total / count, int(count)
 
     def _check_losses(self, losses: Tensor, epoch: int) -> None:
@@ -243,13 +180,6 @@ class Training:
                 f"the loss is {float(losses[bad[0]])} at epoch {epoch}, step {bad[0]}: the run "
                 "stops; its last checkpoint is kept. Try a smaller --lr."
             )
-
-    def _sum_over_ranks(self, values: Tensor) -> Tensor:
-        if self.fabric.world_size == 1:
-            return values
-        summed = self.fabric.all_reduce(values.to(self.fabric.device), reduce_op="sum")
-        assert isinstance(summed, Tensor)
-        return summed.cpu()
 
 
 def train(

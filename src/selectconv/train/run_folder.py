@@ -10,7 +10,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import torch
 import yaml
 
 from selectconv.errors import RunError
@@ -175,6 +174,8 @@ def dumps(row: Mapping[str, Any]) -> str:
 
 def describe_environment() -> dict[str, Any]:
     """Collect what a number depends on besides the settings: commit, versions, hardware."""
+    import torch  # takes seconds, and reading a folder does not need it
+
     packages = ("selectconv", "torch", "numpy", "lightning-fabric")
     hardware = platform.processor() or platform.machine()
     if torch.cuda.is_available():

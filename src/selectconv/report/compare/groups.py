@@ -7,7 +7,7 @@ from typing import Any
 
 from selectconv.report.compare.statistics import summarize
 from selectconv.report.runs.collect import Run
-from selectconv.train.config import resolve
+from selectconv.train.config import resolve, setting_names
 from selectconv.train.methods import METHODS
 
 # Where the paper has SelectChannel (API of `create_model`); the authors' code has it elsewhere.
@@ -15,11 +15,7 @@ PAPERS_PLACEMENT = "input"
 # The first question, where a grid names none: these methods against the baseline.
 FIRST = ("select",)
 # How channels are selected: differs between the rows of a comparison.
-_SELECTION = ("gamma", "top_k", "max_copies", "stop_at", "grace", "damage", "shift_weight_decay",
-              "target_macs", "target_params", "group_lasso", "bn_sparsity", "realloc")  # fmt: skip
-# What a result does not depend on, or not by intention.
-_ASIDE = ("method", "seed", "data_root", "holdout", "device", "precision", "compile",
-          "channels_last")  # fmt: skip
+_SELECTION = (*setting_names("selection"), "realloc")
 
 
 @dataclass(frozen=True, order=True)
@@ -58,11 +54,7 @@ def keys_of(config: Mapping[str, Any]) -> tuple[GroupKey, RowKey]:
     selection = {"realloc": options.pop("realloc", None)}
     placement = options.pop("placement", PAPERS_PLACEMENT)
     selection |= {name: config[name] for name in _SELECTION if name in config}
-    rest = {
-        name: value
-        for name, value in config.items()
-        if name not in (*_SELECTION, *_ASIDE, "model", "data", "model_options")
-    }
+    rest = {name: value for name, value in config.items() if name in setting_names("training")}
     rest["model_options"] = options
     method = METHODS.get(config["method"])  # None: planned, and not one of ours
     if method is not None:

@@ -4,6 +4,7 @@
 line that says what is wrong and what is accepted. A verb is imported when it is needed.
 """
 
+import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -68,9 +69,9 @@ def _run(words: list[str]) -> int:
         print(_describe_verbs())
         raise SystemExit(0)
     if first not in VERBS:
-        from selectconv.checks import check_choice
-
-        check_choice("verb", first, VERBS)
+        near = difflib.get_close_matches(first, VERBS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UsageError(f"{first!r} is not a verb: say one of {', '.join(VERBS)}.{hint}")
     module = _load(first)
     return int(module.run(build_parser(first).read(rest)))
 

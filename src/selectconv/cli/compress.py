@@ -46,7 +46,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Compress, save, and say what it costs now."""
+    """Compress and save the network, and print its cost."""
     if options.round_to is not None:
         check_whole(options, "round_to", 1)
     check_whole(options, "batch_size", 1)
@@ -71,7 +71,7 @@ def run(options: Namespace) -> int:
         for row in rows:
             print(json.dumps(row))
         return 0
-    table = Table(title=f"{out}, written; measured with batches of {options.batch_size}")
+    table = Table(title=f"{out} (measured with batches of {options.batch_size})")
     table.add_column("model")
     for head in ("parameters", "multiply-adds", "file, kB", "ms per call", "of plain"):
         table.add_column(head, justify="right")

@@ -1,4 +1,4 @@
-"""The command itself: its verbs, its exit codes, and that no traceback reaches a user.
+"""The command itself: its verbs and its exit codes; no traceback reaches a user.
 
 0: done. 1: the job failed. 2: what the user typed or passed in is wrong. Either way stderr has one
 line that says what is wrong and what is accepted. A verb is imported when it is needed.
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SelectConvError as error:
         return complain(1, str(error))
     except KeyboardInterrupt:
-        return complain(1, "interrupted; a run goes on with --resume.")
+        return complain(1, "interrupted; continue a run with --resume.")
     except BrokenPipeError:  # the reader of our output has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -71,7 +71,7 @@ def _run(words: list[str]) -> int:
     if first not in VERBS:
         near = difflib.get_close_matches(first, VERBS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise UsageError(f"{first!r} is not a verb: say one of {', '.join(VERBS)}.{hint}")
+        raise UsageError(f"{first!r} is not a verb; accepted are {', '.join(VERBS)}.{hint}")
     module = _load(first)
     return int(module.run(build_parser(first).read(rest)))
 
@@ -87,7 +87,7 @@ def build_parser(verb: str) -> "Parser":
 
 
 def complain(code: int, message: str) -> int:
-    """Say in one line on stderr what is wrong."""
+    """Print on stderr, in one line, what is wrong."""
     line = " ".join(message.split())
     print(f"selectconv: {line}", file=sys.stderr)
     return code

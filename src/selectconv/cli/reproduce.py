@@ -59,12 +59,7 @@ def run(options: Namespace) -> int:
     out = check_folder(default if options.out is None else options.out)
     console = Console(soft_wrap=True, highlight=False, markup=False)
     if options.engine == "ray":
-        from selectconv.reproduce.ray_engine import import_ray
-
-        try:
-            import_ray()
-        except RunError as error:
-            raise UsageError(str(error)) from error
+        check_ray()
     if options.no_run:
         write_report(grid, out, {}, console)
         return 0
@@ -75,6 +70,28 @@ def run(options: Namespace) -> int:
     if options.dry_run:
         show_plan(grid, states, out, options.jobs, console)
         return 0
+    carry_out(grid, states, out, options, console)
+    return 0
+
+
+def check_ray() -> None:
+    """Refuse to start if Ray is not installed."""
+    from selectconv.reproduce.ray_engine import import_ray
+
+    try:
+        import_ray()
+    except RunError as error:
+        raise UsageError(str(error)) from error
+
+
+def carry_out(
+    grid: Grid, states: dict[str, str], out: Path, options: Namespace, console: Console
+) -> None:
+    """Carry out the runs that are not done yet, and write the tables.
+
+    Raises:
+        RunError: a run failed, or the user interrupted.
+    """
     console.print(f"{grid.title}. {grid.note}")
     console.print(f"{len(grid.runs)} runs, {list(states.values()).count('done')} done; {out}")
     problems = {run.name: run.problem for run in grid.runs if run.problem is not None}
@@ -95,16 +112,15 @@ def run(options: Namespace) -> int:
         launch(left, out, options, tell)
     except KeyboardInterrupt:
         write_report(grid, out, problems, console)
-        raise RunError("interrupted; the same command goes on where it was.") from None
+        raise RunError("interrupted; the same command continues where it stopped.") from None
     problems = write_report(grid, out, problems, console)
     if problems:
         named = ", ".join(problems)
         raise RunError(
             f"{len(problems)} of {len(grid.runs)} runs failed: {named}; the same command tries "
-            f"them again, and {out / LOGS} has what they said. A run that is done but damaged is "
-            "run again once its folder is deleted."
+            f"them again, and {out / LOGS} has their output. To repeat a run that is done but "
+            "damaged, delete its folder."
         )
-    return 0
 
 
 def launch(

@@ -43,8 +43,10 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--out", type=str | None, default=None, help="folder of the run (default: runs/NAME)"
     )
-    parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
-    parser.add_argument("--overwrite", action="store_true", help="delete the run in --out first")
+    parser.add_argument("--resume", action="store_true", help="continue the run in --out")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="delete the run in --out, and start again"
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="print the plan of the run, and stop"
     )
@@ -69,7 +71,7 @@ def read_settings(options: Namespace) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Read a config file; null is as good as not given."""
+    """Read a config file; null means that a setting is not given."""
     try:
         content = get_loader("yaml")(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -89,7 +91,9 @@ def run(options: Namespace) -> int:
     """Train."""
     given = read_settings(options)
     if options.resume and options.overwrite:
-        raise UsageError("--resume and --overwrite exclude each other: go on, or start anew.")
+        raise UsageError(
+            "--resume and --overwrite exclude each other: continue the run, or start again."
+        )
     config, folder = choose_run(given, options.out, resume=options.resume)
     is_first = int(os.environ.get("RANK", "0")) == 0
     if options.resume and folder.status() == "done":
@@ -129,7 +133,7 @@ def run(options: Namespace) -> int:
             _try(lambda: folder.set_status("failed", message))
         raise
     console.print(
-        f"done: test error {last['test_error']:.2f} % at the last epoch; {folder.path} has it all",
+        f"done: test error {last['test_error']:.2f} % at the last epoch; see {folder.path}",
         highlight=False,
     )
     return 0
@@ -158,7 +162,7 @@ def stoppable() -> Iterator[None]:
 def choose_run(
     given: dict[str, Any], out: str | None, *, resume: bool
 ) -> tuple[TrainConfig, RunFolder]:
-    """Find the run's settings and its folder: from what was given or, to resume, from the folder.
+    """Find the run's settings and its folder: those given or, to resume, those of the folder.
 
     Raises:
         UsageError: there is no such run, or what was given differs from its settings.
@@ -192,7 +196,7 @@ def choose_run(
 
 
 def _try(action: Any) -> None:
-    """Note a failure in the folder if that is possible; the failure itself is reported anyway."""
+    """Record a failure in the folder, if possible; the failure itself is reported anyway."""
     try:
         action()
     except (OSError, SelectConvError):

@@ -1,4 +1,4 @@
-"""What a run will do and about how long that takes, said before it starts."""
+"""The plan of a run, printed before it starts: what it will do, and about how long it takes."""
 
 import statistics
 import time
@@ -20,7 +20,7 @@ from selectconv.train.config import TrainConfig
 from selectconv.train.loop import build_optimizer
 from selectconv.train.network import build_model, build_plain
 
-# A timed step computes at most so many multiply-adds forward: seconds even for the largest network.
+# Most multiply-adds of a timed forward pass: seconds even for the largest network.
 _MOST_MACS = 5e9
 _REPEATS = 3
 # How many slots a training re-allocates: Section 3.3's fifth of what +S shifts.
@@ -47,16 +47,16 @@ def announce(config: TrainConfig, folder: Path, console: Console) -> None:
         "training",
         f"{config.epochs} epochs of {steps} steps of {config.batch_size}, lr {config.lr}",
     )
-    table.add_row(
-        "device", f"{choose_device(config)}, {config.precision}, {torch.get_num_threads()} threads"
-    )
+    threads = torch.get_num_threads()
+    counted = f"{threads} thread{'s' if threads > 1 else ''}"
+    table.add_row("device", f"{choose_device(config)}, {config.precision}, {counted}")
     table.add_row("folder", str(folder))
     table.add_row("takes", f"about {describe_duration(seconds)}")
     console.print(table, highlight=False)
 
 
 def describe_method(config: TrainConfig) -> str:
-    """Say what is done to the channels, in words."""
+    """Describe what the method does to the channels."""
     part = f"the first {config.stop_at:.0%} of the epochs"
     goal = f"gamma {config.gamma:g}"
     if config.target_macs is not None:
@@ -67,7 +67,7 @@ def describe_method(config: TrainConfig) -> str:
 
 
 def describe_duration(seconds: float) -> str:
-    """Say a duration as a person would."""
+    """Describe a duration in words."""
     for size, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {name}"

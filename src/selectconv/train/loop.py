@@ -72,7 +72,7 @@ class Training(Evaluation):
         config: its settings.
         fabric: devices, precision and processes.
         splits: the data set.
-        state: a checkpoint to go on from; None: start.
+        state: a checkpoint to continue from; None: start at epoch 0.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Training(Evaluation):
         return row, report
 
     def state(self, epoch: int) -> dict[str, Any]:
-        """Collect what going on after `epoch` needs."""
+        """Collect what a run needs to continue after `epoch`."""
         return {
             "epoch": epoch,
             "model": self.model.state_dict(),
@@ -189,16 +189,16 @@ def train(
 
     Args:
         config: the settings; when resuming, those of the folder.
-        folder: a folder that was started, or the one to go on in.
+        folder: the folder of the run, which has been started.
         display: where progress is shown.
-        resume: go on from the folder's checkpoint, if it has one.
+        resume: continue from the folder's checkpoint, if it has one.
 
     Returns:
         The last line of metrics.
 
     Raises:
         RunError: NaN, a damaged checkpoint, a disk that is full.
-        DataError: the data set cannot be had.
+        DataError: the data set is not available.
     """
     fabric = build_fabric(config)
     with fabric.rank_zero_first():  # one process fetches

@@ -45,7 +45,7 @@ class ChannelMethod(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Go on from what `state_dict` returned."""
+        """Continue from what `state_dict` returned."""
         ...
 
     @staticmethod

@@ -200,7 +200,10 @@ def test_imports_with_everything_else_blocked():
     modules = sorted(".".join(("selectconv", *parts)).removesuffix(".__init__") for parts in names)
     script = f"""{BLOCKER}
 import importlib
-for name in {["selectconv", *modules]!r}:
+import selectconv
+for name in selectconv.__all__:  # each is imported when it is first used
+    getattr(selectconv, name)
+for name in {modules!r}:
     importlib.import_module(name)
 try:
     import hypothesis
@@ -235,6 +238,8 @@ def state():
 
 before, modules = state(), set(sys.modules)
 import selectconv
+for name in selectconv.__all__:
+    getattr(selectconv, name)
 after = state()
 new = {{name.partition(".")[0] for name in set(sys.modules) - modules}}
 print(json.dumps({{
@@ -248,3 +253,30 @@ print(json.dumps({{
     assert found["heavy"] == []
     assert set(found["new"]) <= set(ALLOWED)
     assert "selectconv" in found["new"]
+
+
+@pytest.mark.parametrize(
+    "words", [["--version"], ["--help"], ["tran"], ["train", "--help"], ["train", "--sed", "1"]]
+)
+def test_answers_that_need_no_network_do_not_import_torch(words):
+    script = f"""
+import contextlib, io, json, sys
+from selectconv.__main__ import main
+with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    with contextlib.suppress(SystemExit):
+        main({words!r})
+print(json.dumps(sorted({{"torch", "numpy", "selectconv.core"}} & set(sys.modules))))
+"""
+    assert run(script) == []
+
+
+@pytest.mark.parametrize("word", ["--version", "--help"])
+def test_the_command_itself_imports_nothing_but_the_standard_library(word):
+    script = f"""{BLOCKER.replace(repr(ALLOWED), repr(["selectconv"]))}
+import contextlib, io
+from selectconv.__main__ import main
+with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+    main([{word!r}])
+print(json.dumps("selectconv" in said.getvalue()))
+"""
+    assert run(script) is True

@@ -1,6 +1,8 @@
 """The public names, their documentation and the command."""
 
+import ast
 import inspect
+import json
 import shutil
 import subprocess
 import sys
@@ -42,6 +44,34 @@ def test_public_names():
     assert set(sc.__all__) == PUBLIC
     assert len(sc.__all__) == len(PUBLIC)
     assert all(hasattr(sc, name) for name in PUBLIC)
+
+
+def test_names_are_imported_on_first_use_and_listed_before():
+    script = """
+import json, sys
+import selectconv as sc
+before = sorted(sc.__all__) == sorted(set(dir(sc)) & set(sc.__all__))
+light = "torch" not in sys.modules
+from selectconv import convert, functional
+same = sc.convert is convert and sc.functional is functional and "convert" in vars(sc)
+print(json.dumps([before, light, same, sc.convert.__module__]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert json.loads(done.stdout) == [True, True, True, "selectconv.conversion.convert"]
+
+
+def test_every_name_has_one_home():
+    assert set(sc._HOMES) == PUBLIC - {"functional", "__version__"}
+    source = ast.parse(Path(sc.__file__).read_text(encoding="utf-8"))
+    seen_by_type_checkers = {
+        alias.name: node.module
+        for node in ast.walk(source)
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("selectconv.")
+        for alias in node.names
+    }
+    assert seen_by_type_checkers == sc._HOMES
+    with pytest.raises(AttributeError, match="no attribute 'convrt'"):
+        sc.convrt  # noqa: B018 - asking is the test
 
 
 def test_names_of_functional():

@@ -1,45 +1,45 @@
 """Selective convolutions: CNNs that use the parameters they have.
 
-After "Training CNNs with Selective Allocation of Channels" (ICML 2019), and beyond it.
+After "Training CNNs with Selective Allocation of Channels" (ICML 2019), and beyond it. A name is
+imported when it is first used, so that `selectconv --version` does not wait for torch.
 """
 
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from selectconv import functional
-from selectconv.allocate.allocator import ChannelAllocator
-from selectconv.allocate.damage import observe_damage
-from selectconv.allocate.param_groups import param_groups
-from selectconv.allocate.report import AllocationReport
-from selectconv.conversion.convert import convert
-from selectconv.conversion.description import describe
-from selectconv.core.allocation import AllocationPlan
-from selectconv.core.layer import SelectConv1d, SelectConv2d, SelectConv3d
-from selectconv.core.mean_source import (
-    BatchNormMean,
-    ConcatMean,
-    ConstantMean,
-    ObservedMean,
-    SelectedMean,
-)
-from selectconv.deploy.compress import compress
-from selectconv.deploy.compressed_file import load_compressed, save_compressed
-from selectconv.deploy.cost import Cost, CostCounter, count
-from selectconv.deploy.onnx import export_onnx
-from selectconv.errors import (
-    AllocationError,
-    CompressionError,
-    ConversionError,
-    ExportError,
-    MeanSourceError,
-    SelectConvError,
-    SelectConvWarning,
-)
-from selectconv.zoo import create_model, list_models
+if TYPE_CHECKING:
+    from selectconv import functional
+    from selectconv.allocate.allocator import ChannelAllocator
+    from selectconv.allocate.damage import observe_damage
+    from selectconv.allocate.param_groups import param_groups
+    from selectconv.allocate.report import AllocationReport
+    from selectconv.conversion.convert import convert
+    from selectconv.conversion.description import describe
+    from selectconv.core.allocation import AllocationPlan
+    from selectconv.core.layer import SelectConv1d, SelectConv2d, SelectConv3d
+    from selectconv.core.mean_source import (
+        BatchNormMean,
+        ConcatMean,
+        ConstantMean,
+        ObservedMean,
+        SelectedMean,
+    )
+    from selectconv.deploy.compress import compress
+    from selectconv.deploy.compressed_file import load_compressed, save_compressed
+    from selectconv.deploy.cost import Cost, CostCounter, count
+    from selectconv.deploy.onnx import export_onnx
+    from selectconv.errors import (
+        AllocationError,
+        CompressionError,
+        ConversionError,
+        ExportError,
+        MeanSourceError,
+        SelectConvError,
+        SelectConvWarning,
+    )
+    from selectconv.zoo import create_model, list_models
 
-try:
-    __version__ = version("selectconv")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    __version__ = "0+unknown"
+    __version__: str
 
 __all__ = [
     "AllocationError",
@@ -76,3 +76,66 @@ __all__ = [
     "param_groups",
     "save_compressed",
 ]
+
+# Where each public name lives.
+_HOMES = {
+    "AllocationError": "selectconv.errors",
+    "AllocationPlan": "selectconv.core.allocation",
+    "AllocationReport": "selectconv.allocate.report",
+    "BatchNormMean": "selectconv.core.mean_source",
+    "ChannelAllocator": "selectconv.allocate.allocator",
+    "CompressionError": "selectconv.errors",
+    "ConcatMean": "selectconv.core.mean_source",
+    "ConstantMean": "selectconv.core.mean_source",
+    "ConversionError": "selectconv.errors",
+    "Cost": "selectconv.deploy.cost",
+    "CostCounter": "selectconv.deploy.cost",
+    "ExportError": "selectconv.errors",
+    "MeanSourceError": "selectconv.errors",
+    "ObservedMean": "selectconv.core.mean_source",
+    "SelectConv1d": "selectconv.core.layer",
+    "SelectConv2d": "selectconv.core.layer",
+    "SelectConv3d": "selectconv.core.layer",
+    "SelectConvError": "selectconv.errors",
+    "SelectConvWarning": "selectconv.errors",
+    "SelectedMean": "selectconv.core.mean_source",
+    "compress": "selectconv.deploy.compress",
+    "convert": "selectconv.conversion.convert",
+    "count": "selectconv.deploy.cost",
+    "create_model": "selectconv.zoo",
+    "describe": "selectconv.conversion.description",
+    "export_onnx": "selectconv.deploy.onnx",
+    "list_models": "selectconv.zoo",
+    "load_compressed": "selectconv.deploy.compressed_file",
+    "observe_damage": "selectconv.allocate.damage",
+    "param_groups": "selectconv.allocate.param_groups",
+    "save_compressed": "selectconv.deploy.compressed_file",
+}
+
+
+if not TYPE_CHECKING:  # a type checker knows the names from above, and a wrong one from them
+
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            value: Any = _find_version()
+        elif name == "functional":
+            value = import_module("selectconv.functional")
+        elif name in _HOMES:
+            value = getattr(import_module(_HOMES[name]), name)
+        else:
+            raise AttributeError(f"module 'selectconv' has no attribute {name!r}")
+        globals()[name] = value  # the next use does not come here
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _find_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("selectconv")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "0+unknown"

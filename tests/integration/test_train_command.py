@@ -14,6 +14,8 @@ import torch
 import yaml
 
 from selectconv.__main__ import main
+from selectconv.cli.main import build_parser
+from selectconv.cli.train import read_settings
 from selectconv.train import checkpoint, network, run_folder
 from selectconv.zoo import create_model
 
@@ -85,6 +87,16 @@ def test_a_config_file_and_flags_that_win_over_it(tmp_path, capsys):
     assert (config["lr"], config["seed"], config["method"]) == (0.01, 4, "dealloc")
 
 
+def test_flags_win_wherever_the_config_file_stands_and_later_files_win(tmp_path, capsys):
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text("data: digits\ngamma: 1\nepochs: 7\nseed: 5\nsubset: null\n")
+    second.write_text("epochs: 9\n")
+    words = ["--seed", "4", "--config", str(first), "--config", str(second)]
+    given = read_settings(build_parser("train").read(words))
+    assert given == {"data": "digits", "gamma": 1.0, "epochs": 9, "seed": 4}
+    assert type(given["gamma"]) is float  # as in a run's own config.yaml
+
+
 def test_dry_run_says_what_it_would_do_and_writes_nothing(tmp_path, capsys):
     assert main(["train", *SMALL, "--out", str(tmp_path / "run"), "--dry-run"]) == 0
     said = capsys.readouterr().out
@@ -107,7 +119,13 @@ def test_dry_run_says_what_it_would_do_and_writes_nothing(tmp_path, capsys):
         (["--subset", "9999"], "`subset` must be at most"),
         (["--resume", "--out", "nowhere"], "there is no folder nowhere"),
         (["--resume", "--overwrite"], "exclude each other"),
-        (["--config", "missing.yaml"], "missing.yaml"),
+        (["--config", "missing.yaml"], "missing.yaml cannot be read: No such file"),
+        (["--seed"], "--seed: expected one argument"),
+        (["--batch", "3"], "unknown setting '--batch'; did you mean --batch-size"),
+        (["--nonsense"], "unknown setting '--nonsense'; accepted are --batch-size, "),
+        (["digits"], "unrecognized arguments: digits; `selectconv train --help`"),
+        (["--model-options", "3"], "`model_options` must be a mapping such as .* got '3'"),
+        (["--holdout", "maybe"], "`holdout` must be true or false, got 'maybe'"),
     ],
 )
 def test_wrong_input_is_refused_in_one_line(arguments, message, tmp_path, capsys, monkeypatch):

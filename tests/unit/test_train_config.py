@@ -1,10 +1,20 @@
 """Settings: the paper's defaults, what is refused, the cosine."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from selectconv.data.registry import dataset_info
-from selectconv.train.config import TrainConfig, resolve, setting_names
+from selectconv.train import config as config_module
+from selectconv.train import settings
+from selectconv.train.config import (
+    TrainConfig,
+    describe_setting,
+    resolve,
+    setting_names,
+    setting_types,
+)
 from selectconv.train.network import build_model
 
 
@@ -50,6 +60,7 @@ def test_cosine_from_lr_to_zero():
         ({"model": "resnet"}, ValueError, "`model` must be one of"),
         ({"data": "cifar"}, ValueError, "'cifar10'"),
         ({"method": "prune"}, ValueError, "`method` must be one of"),
+        ({"method": ["select"]}, ValueError, r"got \['select'\]"),
         ({"method": "lgc"}, ValueError, "needs `model` condensenet182, got 'densenet40'"),
         ({"method": "slimming", "precision": "16-mixed"}, ValueError, "got '16-mixed'"),
         ({"method": "slimming", "stop_at": 0.0}, ValueError, "`stop_at` must be above 0"),
@@ -60,7 +71,7 @@ def test_cosine_from_lr_to_zero():
         ({"target_macs": 0.5, "method": "plain"}, ValueError, "goes with .* got 'plain'"),
         ({"group_lasso": -1.0}, ValueError, "`group_lasso` must be finite"),
         ({"epochs": 0}, ValueError, "at least 1, got 0"),
-        ({"epochs": 2.5}, TypeError, "integer"),
+        ({"epochs": 2.5}, TypeError, "`epochs` must be a whole number, got 2.5"),
         ({"gamma": float("nan")}, ValueError, "got nan"),
         ({"lr": -1.0}, ValueError, "got -1.0"),
         ({"momentum": "much"}, TypeError, "'much'"),
@@ -81,12 +92,37 @@ def test_wrong_settings_are_refused(given, error, message):
 
 
 def test_every_setting_has_a_flag_and_every_recipe_a_model():
-    from selectconv.cli.train import build_parser
+    from selectconv.cli.main import build_parser
 
-    flags = {flag for action in build_parser()._actions for flag in action.option_strings}
+    flags = build_parser("train").flags
     missing = [name for name in setting_names() if "--" + name.replace("_", "-") not in flags]
     assert missing == []
     assert isinstance(resolve({"model": "resnext29"}), TrainConfig)
+
+
+def test_a_settings_help_follows_from_its_declaration():
+    said = {name: describe_setting(name) for name in setting_names()}
+    assert said["seed"] == "seed of everything random (default: 0)"
+    assert said["epochs"].endswith("(default: the paper's)")  # differs between data sets
+    assert said["lr"].endswith("(default: 0.1)")  # from the recipes
+    assert said["channels_last"].endswith("(default: true)")
+    assert "default" not in said["target_macs"]
+
+
+def test_every_setting_is_declared_once_and_the_recipes_hold_the_papers_alone():
+    groups = [set(setting_names(group)) for group in ("task", "training", "selection", "aside")]
+    assert sorted(set.union(*groups)) == sorted(setting_names())
+    assert sum(map(len, groups)) == len(setting_names())
+    assert set(setting_types().values()) == {str, dict, int, float, bool}
+    assert (setting_types()["max_copies"], setting_types()["model_options"]) == (int, dict)
+    own = {field.name for field in dataclasses.fields(TrainConfig) if has_default(field)}
+    common = config_module._recipes()["common"]
+    assert own.isdisjoint(common)
+    assert own | set(common) == set(setting_names())
+
+
+def has_default(field):
+    return settings.default_of(field) is not dataclasses.MISSING
 
 
 @pytest.mark.parametrize(

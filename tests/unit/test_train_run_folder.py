@@ -96,7 +96,7 @@ def test_checkpoints_come_back_and_damaged_ones_are_named(tmp_path):
     with pytest.raises(RunError, match="has format 2; this version reads 1"):
         load_checkpoint(path)
     torch.save([1, 2], path)
-    with pytest.raises(RunError, match="is not one of selectconv's"):
+    with pytest.raises(RunError, match="was not written by selectconv"):
         load_checkpoint(path)
     path.write_bytes(b"nonsense")
     with pytest.raises(RunError, match=r"last\.ckpt is damaged"):

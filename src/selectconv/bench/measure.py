@@ -16,7 +16,8 @@ from selectconv.core.layer import SelectConvNd
 from selectconv.data.image_set import ImageSet
 from selectconv.data.registry import Splits, dataset_info
 from selectconv.train.config import resolve
-from selectconv.train.loop import Batches, Training, build_fabric
+from selectconv.train.evaluation import Batches
+from selectconv.train.loop import Training, build_fabric
 from selectconv.zoo import create_model
 
 _BATCH = 64

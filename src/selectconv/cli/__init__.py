@@ -1,1 +1,1 @@
-"""The `selectconv` command: one file a verb. Needs `selectconv[train]`."""
+"""The `selectconv` command: one file per verb. Needs `selectconv[train]`."""

@@ -3,46 +3,49 @@
 import json
 from typing import Any
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 from rich.console import Console
 from rich.table import Table
 
-from selectconv.checks import check_choice, check_count
+from selectconv.cli.parser import Parser, check_whole
 from selectconv.errors import UsageError
 
-HELP = "measure: a training step, an evaluation, an allocation pass, the data pipeline"
 CASES = ("step", "alloc", "infer", "data")
 OF_MODEL = ("step", "infer")
 
 
-def build_parser() -> ArgumentParser:
-    """Build the verb's parser."""
-    parser = ArgumentParser(description=HELP, exit_on_error=False)
+def add_arguments(parser: Parser) -> None:
+    """Add the verb's options."""
     parser.add_argument("case", type=str, help=f"one of {', '.join(CASES)}")
-    parser.add_argument("--repeats", type=int, default=7, help="interleaved repeats of each side")
+    parser.add_argument(
+        "--repeats", type=Any, default=7, help="measurements of each side, in turn (default: 7)"
+    )
     parser.add_argument(
         "--model",
         type=str | None,
         default=None,
-        help="step, infer: a network as for `selectconv train` (default: densenet40)",
+        help="step, infer: a network, named as for `selectconv train` (default: densenet40)",
     )
     parser.add_argument(
-        "--image-size", type=int, default=32, help="with --model: height and width of its images"
+        "--image-size",
+        type=Any,
+        default=32,
+        help="with --model: height and width of the images (default: 32)",
     )
-    parser.add_argument("--compile", action="store_true", help="step: the trainer's with --compile")
-    parser.add_argument("--json", action="store_true", help="print a JSON line a case")
-    return parser
+    parser.add_argument("--compile", action="store_true", help="step: with torch.compile")
+    parser.add_argument("--json", action="store_true", help="print one JSON line per case")
 
 
 def run(options: Namespace) -> int:
     """Measure and print."""
-    check_choice("case", options.case, CASES)
-    check_count("repeats", options.repeats, 1)
     from selectconv.bench import measure
+    from selectconv.checks import check_choice
 
+    check_choice("case", options.case, CASES)
+    check_whole(options, "repeats", 1)
     if options.compile and options.case != "step":
         raise UsageError("--compile goes with `bench step` only.")
-    check_count("image_size", options.image_size, 1)
+    check_whole(options, "image_size", 1)
     if options.model is not None and options.case not in OF_MODEL:
         raise UsageError(f"--model goes with `bench {'` and `bench '.join(OF_MODEL)}` only.")
     if options.model is not None and options.compile:

@@ -7,61 +7,73 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 from rich.console import Console
 from rich.table import Table
 
-from selectconv.checks import check_count
-from selectconv.cli.run_model import load_run
-
-HELP = "write a run's network as a smaller plain model"
+from selectconv.cli.parser import Parser, check_whole
 
 
-def build_parser() -> ArgumentParser:
-    """Build the verb's parser."""
-    parser = ArgumentParser(description=HELP, exit_on_error=False)
+def add_arguments(parser: Parser) -> None:
+    """Add the verb's options."""
     parser.add_argument("dir", type=str, help="folder of the run")
     parser.add_argument(
-        "--out", type=str | None, default=None, help="file to write; DIR/compressed.safetensors"
+        "--out",
+        type=str | None,
+        default=None,
+        help="file to write (default: DIR/compressed.safetensors)",
     )
     parser.add_argument("--best", action="store_true", help="the epoch of the lowest test error")
     parser.add_argument(
-        "--round-to", type=int | None, default=None, help="round numbers of channels up"
+        "--round-to",
+        type=Any,
+        default=None,
+        help="round the number of channels up to a multiple of this",
     )
     parser.add_argument(
         "--table", action="store_true", help="measure plain, masked, compressed and ONNX models"
     )
-    parser.add_argument("--batch-size", type=int, default=1, help="images a call, for --table")
-    parser.add_argument("--repeats", type=int, default=7, help="interleaved repeats, for --table")
-    parser.add_argument("--json", action="store_true", help="print a JSON line a model")
-    return parser
+    parser.add_argument(
+        "--batch-size", type=Any, default=1, help="images per call, for --table (default: 1)"
+    )
+    parser.add_argument(
+        "--repeats",
+        type=Any,
+        default=7,
+        help="measurements of each model, in turn, for --table (default: 7)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON line per model")
 
 
 def run(options: Namespace) -> int:
-    """Compress, save, and say what it costs now."""
+    """Compress and save the network, and print its cost."""
     if options.round_to is not None:
-        check_count("round_to", options.round_to, 1)
-    check_count("batch_size", options.batch_size, 1)
-    check_count("repeats", options.repeats, 1)
-    model, plain, shape = load_run(options.dir, best=options.best)
+        check_whole(options, "round_to", 1)
+    check_whole(options, "batch_size", 1)
+    check_whole(options, "repeats", 1)
 
     import torch
 
     from selectconv.deploy.compress import compress
     from selectconv.deploy.compressed_file import save_compressed
+    from selectconv.train.network import load_run
 
+    trained = load_run(options.dir, best=options.best)
+    model, shape = trained.finished(), trained.info.shape
     out = Path(options.out or Path(options.dir) / "compressed.safetensors")
     example = torch.randn(options.batch_size, *shape, generator=torch.Generator().manual_seed(0))
     small = compress(model, example, round_to=options.round_to)
     save_compressed(small, out)
-    rows = _rows(plain, model, small, out, example, options.repeats if options.table else 0)
+    rows = _rows(
+        trained.plain(), model, small, out, example, options.repeats if options.table else 0
+    )
     if options.json:
         for row in rows:
             print(json.dumps(row))
         return 0
-    table = Table(title=f"{out}, written; measured with batches of {options.batch_size}")
+    table = Table(title=f"{out} (measured with batches of {options.batch_size})")
     table.add_column("model")
-    for head in ("parameters", "multiply-adds", "file, kB", "ms a call", "of plain"):
+    for head in ("parameters", "multiply-adds", "file, kB", "ms per call", "of plain"):
         table.add_column(head, justify="right")
     for row in rows:
         table.add_row(

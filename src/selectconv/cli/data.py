@@ -1,28 +1,29 @@
 """`selectconv data`: which data sets there are, where they are, and fetching them."""
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 from rich.console import Console
 from rich.table import Table
 
-from selectconv.checks import check_choice
-from selectconv.data.registry import dataset_info, fetch_dataset, find_dataset, list_datasets
+from selectconv.cli.parser import Parser
 from selectconv.errors import DataError, UsageError
 
-HELP = "list the data sets, or fetch one"
 ACTIONS = ("list", "fetch")
 
 
-def build_parser() -> ArgumentParser:
-    """Build the verb's parser."""
-    parser = ArgumentParser(description=HELP, exit_on_error=False)
+def add_arguments(parser: Parser) -> None:
+    """Add the verb's options."""
     parser.add_argument("action", type=str, help="list or fetch")
     parser.add_argument("name", type=str | None, nargs="?", default=None, help="data set to fetch")
-    parser.add_argument("--root", type=str | None, default=None, help="where to look or fetch to")
-    return parser
+    parser.add_argument(
+        "--root", type=str | None, default=None, help="folder to look in, or to fetch into"
+    )
 
 
 def run(options: Namespace) -> int:
     """List or fetch."""
+    from selectconv.checks import check_choice
+    from selectconv.data.registry import fetch_dataset, list_datasets
+
     check_choice("action", options.action, ACTIONS)
     if options.action == "list":
         _print_list(options.root)
@@ -35,6 +36,8 @@ def run(options: Namespace) -> int:
 
 
 def _print_list(root: str | None) -> None:
+    from selectconv.data.registry import dataset_info, list_datasets
+
     table = Table()
     for head in ("data set", "title"):
         table.add_column(head)
@@ -56,6 +59,8 @@ def _print_list(root: str | None) -> None:
 
 
 def _where(name: str, root: str | None) -> str:
+    from selectconv.data.registry import find_dataset
+
     if name == "digits":
         return "comes with scikit-learn"
     try:

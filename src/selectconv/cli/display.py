@@ -1,4 +1,4 @@
-"""How a run shows its progress: a bar where there is a terminal, a line an epoch everywhere."""
+"""How a run shows its progress: one line per epoch, and on a terminal a bar as well."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,13 +10,13 @@ from torch import Tensor
 from selectconv.allocate.report import AllocationReport
 from selectconv.data.serve.loader import Loader
 from selectconv.train.config import TrainConfig
-from selectconv.train.loop import Batches, Display
+from selectconv.train.evaluation import Batches, Display
 
 _HEAD = "epoch   train loss   test loss   test error   images/s   de-/re-allocated   moved   closed"
 
 
 class Lines:
-    """One line an epoch; nothing in between."""
+    """One line per epoch, nothing in between."""
 
     def __init__(self, config: TrainConfig, console: Console) -> None:
         self.config = config
@@ -45,7 +45,7 @@ class Lines:
 
 
 class Bars(Lines):
-    """A bar over the whole training with the time that is left, and a line an epoch."""
+    """A bar over the whole training with the time that is left, and one line per epoch."""
 
     def __init__(self, config: TrainConfig, console: Console) -> None:
         super().__init__(config, console)

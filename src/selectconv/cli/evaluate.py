@@ -2,69 +2,56 @@
 
 import json
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 from rich.console import Console
 
-from selectconv.errors import RunError, UsageError
-from selectconv.train.config import resolve
-from selectconv.train.run_folder import BEST, LAST, RunFolder
-
-HELP = "test a run's last (or best) weights"
+from selectconv.cli.parser import Parser
 
 
-def build_parser() -> ArgumentParser:
-    """Build the verb's parser."""
-    parser = ArgumentParser(description=HELP, exit_on_error=False)
+def add_arguments(parser: Parser) -> None:
+    """Add the verb's options."""
     parser.add_argument("dir", type=str, help="folder of the run")
     parser.add_argument("--best", action="store_true", help="the epoch of the lowest test error")
     parser.add_argument(
         "--holdout", action="store_true", help="test on every image that was not trained on"
     )
-    parser.add_argument(
-        "--data-root", type=str | None, default=None, help="where the data set lies"
-    )
+    parser.add_argument("--data-root", type=str | None, default=None, help="folder of the data set")
     parser.add_argument("--json", action="store_true", help="print one JSON line")
-    return parser
 
 
 def run(options: Namespace) -> int:
     """Evaluate."""
-    folder = RunFolder(options.dir)
-    try:
-        config = resolve(folder.read_config())
-    except RunError as error:
-        raise UsageError(str(error)) from error
-    name = BEST if options.best else LAST
-
     from selectconv.cli.display import Lines
     from selectconv.data.registry import load_dataset
-    from selectconv.train.checkpoint import load_weights
-    from selectconv.train.loop import Training, build_fabric
+    from selectconv.train.evaluation import Evaluation
+    from selectconv.train.loop import build_fabric
+    from selectconv.train.network import load_run
 
-    root = options.data_root or config.data_root
+    trained = load_run(options.dir, best=options.best)
+    config = trained.config
     splits = load_dataset(
         config.data,
-        root,
+        options.data_root or config.data_root,
         subset=config.subset,
         test_subset=config.test_subset,
         image_size=config.image_size,
         holdout=options.holdout,
     )
-    training = Training(config, build_fabric(config), splits)
-    load_weights(folder / name, training.model, slimmed=config.method == "slimming")
+    evaluation = Evaluation(config, build_fabric(config), splits)
+    evaluation.wrapped = evaluation.fabric.setup_module(trained.model)
     display = Lines(config, Console())
     if options.holdout:
-        result = training.evaluate_holdout(display)
+        result = evaluation.evaluate_holdout(display)
         words = (
             f"error {result['error']:.2f} %, loss {result['loss']:.4f} on the {result['images']:,} "
             "images that were not trained on"
         )
     else:
-        loss, wrong = training.evaluate(display, 0)
+        loss, wrong = evaluation.evaluate(display, 0)
         result = {"test_loss": loss, "test_error": wrong}
         words = f"test error {wrong:.2f} %, test loss {loss:.4f}"
-    if training.fabric.global_rank == 0:
-        print(
-            json.dumps({"weights": name, **result}) if options.json else f"{folder / name}: {words}"
-        )
+    if evaluation.fabric.global_rank == 0:
+        weights = trained.weights
+        row = {"weights": weights.name, **result}
+        print(json.dumps(row) if options.json else f"{weights}: {words}")
     return 0

@@ -3,22 +3,20 @@
 import json
 from pathlib import Path
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 
-from selectconv.cli.run_model import load_run
+from selectconv.cli.parser import Parser
 from selectconv.errors import UsageError
 
-HELP = "write a run's network as ONNX"
 
-
-def build_parser() -> ArgumentParser:
-    """Build the verb's parser."""
-    parser = ArgumentParser(description=HELP, exit_on_error=False)
+def add_arguments(parser: Parser) -> None:
+    """Add the verb's options."""
     parser.add_argument("dir", type=str, help="folder of the run")
-    parser.add_argument("--out", type=str | None, default=None, help="file; DIR/model.onnx")
+    parser.add_argument(
+        "--out", type=str | None, default=None, help="file to write (default: DIR/model.onnx)"
+    )
     parser.add_argument("--best", action="store_true", help="the epoch of the lowest test error")
     parser.add_argument("--json", action="store_true", help="print one JSON line")
-    return parser
 
 
 def run(options: Namespace) -> int:
@@ -26,14 +24,15 @@ def run(options: Namespace) -> int:
     out = Path(options.out or Path(options.dir) / "model.onnx")
     if options.out and not out.parent.is_dir():
         raise UsageError(f"{out} cannot be written: there is no folder {out.parent}.")
-    model, _, shape = load_run(options.dir, best=options.best)
 
     import torch
 
     from selectconv.deploy.onnx import BATCHES, TOLERANCE, export_onnx
+    from selectconv.train.network import load_run
 
-    example = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
-    export_onnx(model, out, example)
+    trained = load_run(options.dir, best=options.best)
+    example = torch.randn(1, *trained.info.shape, generator=torch.Generator().manual_seed(0))
+    export_onnx(trained.finished(), out, example)
     if options.json:
         print(json.dumps({"file": str(out), "bytes": out.stat().st_size}))
     else:

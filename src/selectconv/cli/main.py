@@ -1,42 +1,36 @@
-"""The command itself: its verbs, its exit codes, and that no traceback reaches a user.
+"""The command itself: its verbs and its exit codes; no traceback reaches a user.
 
 0: done. 1: the job failed. 2: what the user typed or passed in is wrong. Either way stderr has one
-line that says what is wrong and what is accepted.
+line that says what is wrong and what is accepted. A verb is imported when it is needed.
 """
 
 import difflib
 import os
-import re
 import sys
 from collections.abc import Sequence
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from jsonargparse import ArgumentError, ArgumentParser
+import selectconv
+from selectconv.errors import RunError, SelectConvError, UsageError
 
-from selectconv import __version__
-from selectconv.cli import (
-    bench,
-    compress,
-    data,
-    evaluate,
-    export,
-    models,
-    report,
-    reproduce,
-    train,
-)
-from selectconv.errors import SelectConvError, UsageError
+if TYPE_CHECKING:
+    from selectconv.cli.parser import Parser
 
+# The module of each verb, and its line in `selectconv --help`.
 VERBS = {
-    "train": train,
-    "eval": evaluate,
-    "compress": compress,
-    "export": export,
-    "report": report,
-    "reproduce": reproduce,
-    "data": data,
-    "models": models,
-    "bench": bench,
+    "train": ("train", "train a network, plain or selective, as in the paper"),
+    "eval": ("evaluate", "test a run's last (or best) weights"),
+    "compress": ("compress", "write a run's network as a smaller plain model"),
+    "export": ("export", "write a run's network as ONNX"),
+    "report": ("report", "write one page with the tables and figures of runs"),
+    "reproduce": ("reproduce", "carry out the runs behind a table of the paper, and fill it in"),
+    "data": ("data", "list the data sets, or fetch one"),
+    "models": ("models", "list the networks with their sizes beside the paper's"),
+    "bench": (
+        "bench",
+        "measure a training step, an allocation pass, an evaluation or the data pipeline",
+    ),
 }
 
 
@@ -44,11 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        options = build_parser().parse_args(words)
-        verb = options.subcommand
-        return int(VERBS[verb].run(options[verb]))
-    except ArgumentError as error:
-        return complain(2, explain(str(error), words))
+        return _run(words)
     except (UsageError, TypeError, ValueError) as error:
         if os.environ.get("SELECTCONV_DEBUG"):
             raise
@@ -56,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SelectConvError as error:
         return complain(1, str(error))
     except KeyboardInterrupt:
-        return complain(1, "interrupted; a run goes on with --resume.")
+        return complain(1, "interrupted; continue a run with --resume.")
     except BrokenPipeError:  # the reader of our output has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -67,65 +57,74 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain(1, f"{text} (SELECTCONV_DEBUG=1 shows where)")
 
 
-def build_parser() -> ArgumentParser:
-    """Build the parser of all verbs."""
-    parser = ArgumentParser(
-        prog="selectconv",
-        description="Convolutional networks that use the parameters they have.",
-        exit_on_error=False,
-        version=__version__,
-    )
-    verbs = parser.add_subcommands(required=True, metavar="VERB")
-    for name, module in VERBS.items():
-        verbs.add_subcommand(name, module.build_parser(), help=module.HELP)
+def _run(words: list[str]) -> int:
+    """Do what the first word says."""
+    if not words:
+        raise UsageError(f"say what to do: one of {', '.join(VERBS)}.")
+    first, *rest = words
+    if first == "--version":
+        print(f"selectconv {selectconv.__version__}")
+        return 0
+    if first in ("-h", "--help"):
+        print(_describe_verbs())
+        raise SystemExit(0)
+    if first not in VERBS:
+        near = difflib.get_close_matches(first, VERBS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UsageError(f"{first!r} is not a verb; accepted are {', '.join(VERBS)}.{hint}")
+    module = _load(first)
+    return int(module.run(build_parser(first).read(rest)))
+
+
+def build_parser(verb: str) -> "Parser":
+    """Build the parser of a verb."""
+    module = _load(verb)
+    from selectconv.cli.parser import Parser
+
+    parser = Parser(verb, VERBS[verb][1])
+    module.add_arguments(parser)
     return parser
 
 
 def complain(code: int, message: str) -> int:
-    """Say in one line on stderr what is wrong."""
+    """Print on stderr, in one line, what is wrong."""
     line = " ".join(message.split())
     print(f"selectconv: {line}", file=sys.stderr)
     return code
 
 
-def explain(message: str, words: list[str]) -> str:
-    """Turn the parser's message into one line that names what is accepted."""
-    unknown = re.search(r"unrecognized arguments: (\S+)|does not accept option '([^']+)'", message)
-    if unknown:
-        name = next(group for group in unknown.groups() if group)
-        accepted = _flags(words)
-        wanted = "--" + name.lstrip("-").split("=")[0].replace("_", "-")
-        near = difflib.get_close_matches(wanted, accepted, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"accepted are {', '.join(accepted)}."
-        return f"unknown setting {name!r}; {hint}"
-    if "to be one of {" in message and "not provided" in message:  # it cuts long lists short
-        return f"say what to do: one of {', '.join(VERBS)}."
-    required = re.search(r"arguments are required: (\w+)\.(\w+)", message)
-    if required and required[1] in VERBS:
-        actions: list[Any] = VERBS[required[1]].build_parser()._actions
-        what = next(action.help for action in actions if action.dest == required[2])
-        return f"`{required[1]}` needs `{required[2]}`: {what}."
-    key = re.search(r'Parser key "([^"]+)"', message)
-    value = re.search(r"(?:Given value|Got value): (.*)", message)
-    if key and value:
-        name = key[1].split(".")[-1]
-        kinds = _kinds(words)
-        wanted = kinds.get(name, "another type of value")
-        return f"`{name}` must be {wanted}, got {value[1].strip()!r}."
-    if "config" in message and "--config" in words[:-1]:
-        file = words[words.index("--config") + 1]
-        return f"{file} must be YAML with a setting a line, such as `epochs: 3`; {message}"
-    return message
+def _load(verb: str) -> Any:
+    """Import a verb's module.
+
+    Raises:
+        RunError: a package of the extra `train` is not installed.
+    """
+    try:
+        return import_module(f"selectconv.cli.{VERBS[verb][0]}")
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").split(".")[0]
+        if missing == "selectconv":
+            raise
+        raise RunError(
+            f"the command line needs {missing}: pip install 'selectconv[train]'"
+        ) from error
 
 
-def _flags(words: list[str]) -> list[str]:
-    verb = next((word for word in words if word in VERBS), None)
-    if verb is None:
-        return list(VERBS)
-    actions: list[Any] = VERBS[verb].build_parser()._actions
-    return sorted(flag for action in actions for flag in action.option_strings if flag[:2] == "--")
-
-
-def _kinds(words: list[str]) -> dict[str, str]:
-    verb = next((word for word in words if word in VERBS), None)
-    return getattr(VERBS.get(verb or ""), "KINDS", {})
+def _describe_verbs() -> str:
+    width = max(map(len, VERBS)) + 2
+    return "\n".join(
+        [
+            "usage: selectconv [-h] [--version] VERB ...",
+            "",
+            "Convolutional networks that use the parameters they have.",
+            "",
+            "verbs:",
+            *(f"  {name:{width}}{text}" for name, (_, text) in VERBS.items()),
+            "",
+            "options:",
+            f"  {'-h, --help':{width + 2}}show this help",
+            f"  {'--version':{width + 2}}show the version",
+            "",
+            "`selectconv VERB --help` lists the options of a verb.",
+        ]
+    )

@@ -3,20 +3,17 @@
 import json
 from dataclasses import asdict
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 from rich.console import Console
 from rich.table import Table
 
+from selectconv.cli.parser import Parser
 from selectconv.zoo.paper import models_table
 
-HELP = "list the networks with their sizes beside the paper's"
 
-
-def build_parser() -> ArgumentParser:
-    """Build the verb's parser."""
-    parser = ArgumentParser(description=HELP, exit_on_error=False)
-    parser.add_argument("--json", action="store_true", help="print a JSON line a network")
-    return parser
+def add_arguments(parser: Parser) -> None:
+    """Add the verb's options."""
+    parser.add_argument("--json", action="store_true", help="print one JSON line per network")
 
 
 def run(options: Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Where a command may write: said before any work, not after."""
+"""Check where a command may write, before it does any work."""
 
 import os
 from pathlib import Path

@@ -3,23 +3,22 @@
 import sys
 from pathlib import Path
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 
+from selectconv.cli.parser import Parser
 from selectconv.cli.places import check_file
 from selectconv.errors import UsageError
 from selectconv.files import write_text
 
-HELP = "write one page with the tables and figures of runs"
 
-
-def build_parser() -> ArgumentParser:
-    """Build the verb's parser."""
-    parser = ArgumentParser(description=HELP, exit_on_error=False)
-    parser.add_argument("dirs", type=str, nargs="+", help="run folders, or folders with runs")
+def add_arguments(parser: Parser) -> None:
+    """Add the verb's options."""
     parser.add_argument(
-        "--out", type=str, default="report.html", help="the page (default: report.html)"
+        "dirs", type=str, nargs="+", help="folders of runs, or folders with runs below them"
     )
-    return parser
+    parser.add_argument(
+        "--out", type=str, default="report.html", help="file to write (default: report.html)"
+    )
 
 
 def run(options: Namespace) -> int:

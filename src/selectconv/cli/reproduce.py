@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 from rich.console import Console
 from rich.table import Table
 
-from selectconv.checks import check_choice, check_count, check_non_negative
+from selectconv.checks import check_choice, check_non_negative
+from selectconv.cli.parser import Parser, check_whole
 from selectconv.cli.places import check_folder
 from selectconv.errors import RunError, UsageError
 from selectconv.reproduce.grid import TABLES, Grid, PlannedRun, load_grid
@@ -15,55 +17,49 @@ from selectconv.reproduce.jobs import LOGS, RUNS, Outcome, find_state
 from selectconv.reproduce.local_engine import run_local
 from selectconv.train.run_folder import RunFolder
 
-HELP = "run what is behind a table of the paper, and fill it in"
 ENGINES = ("local", "ray")
-KINDS = {"jobs": "a whole number", "gpus_per_run": "a number", "out": "a folder"}
 
 
-def build_parser() -> ArgumentParser:
-    """Build the verb's parser."""
-    parser = ArgumentParser(description=HELP, exit_on_error=False)
+def add_arguments(parser: Parser) -> None:
+    """Add the verb's options."""
     parser.add_argument("table", type=str, help=f"one of {', '.join(TABLES)}")
     parser.add_argument(
         "--scale",
         type=str,
         default="smoke",
-        help="full (the paper), reduced (hours of a small machine) or smoke (minutes; default)",
+        help="full (the paper), reduced (hours on a small machine) or smoke (minutes, the default)",
     )
     parser.add_argument(
-        "--engine", type=str, default="local", help="local, or ray for a Ray cluster"
+        "--engine",
+        type=str,
+        default="local",
+        help="local, or ray for a Ray cluster (default: local)",
     )
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
-    parser.add_argument(
-        "--gpus-per-run", type=float | None, default=None, help="ray: GPUs of a run"
-    )
+    parser.add_argument("--jobs", type=Any, default=1, help="number of runs at a time (default: 1)")
+    parser.add_argument("--gpus-per-run", type=Any, default=None, help="ray: GPUs per run")
     parser.add_argument(
         "--out", type=str | None, default=None, help="folder (default: reproduce/TABLE-SCALE)"
     )
     parser.add_argument(
-        "--no-run", action="store_true", help="only the tables and the page of what is finished"
+        "--no-run",
+        action="store_true",
+        help="write the tables and the page of what is finished, and stop",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the grid, and stop")
-    return parser
 
 
 def run(options: Namespace) -> int:
-    """Run a grid; returns 1 if a run failed."""
+    """Carry out the runs of a grid, and write its tables."""
     grid = load_grid(options.table, options.scale)
     check_choice("engine", options.engine, ENGINES)
-    check_count("jobs", options.jobs, 1)
+    check_whole(options, "jobs", 1)
     if options.gpus_per_run is not None:
         check_non_negative("gpus_per_run", options.gpus_per_run)
     default = Path("reproduce") / f"{grid.table}-{grid.scale}"
     out = check_folder(default if options.out is None else options.out)
     console = Console(soft_wrap=True, highlight=False, markup=False)
     if options.engine == "ray":
-        from selectconv.reproduce.ray_engine import import_ray
-
-        try:
-            import_ray()
-        except RunError as error:
-            raise UsageError(str(error)) from error
+        check_ray()
     if options.no_run:
         write_report(grid, out, {}, console)
         return 0
@@ -74,6 +70,28 @@ def run(options: Namespace) -> int:
     if options.dry_run:
         show_plan(grid, states, out, options.jobs, console)
         return 0
+    carry_out(grid, states, out, options, console)
+    return 0
+
+
+def check_ray() -> None:
+    """Refuse to start if Ray is not installed."""
+    from selectconv.reproduce.ray_engine import import_ray
+
+    try:
+        import_ray()
+    except RunError as error:
+        raise UsageError(str(error)) from error
+
+
+def carry_out(
+    grid: Grid, states: dict[str, str], out: Path, options: Namespace, console: Console
+) -> None:
+    """Carry out the runs that are not done yet, and write the tables.
+
+    Raises:
+        RunError: a run failed, or the user interrupted.
+    """
     console.print(f"{grid.title}. {grid.note}")
     console.print(f"{len(grid.runs)} runs, {list(states.values()).count('done')} done; {out}")
     problems = {run.name: run.problem for run in grid.runs if run.problem is not None}
@@ -94,16 +112,15 @@ def run(options: Namespace) -> int:
         launch(left, out, options, tell)
     except KeyboardInterrupt:
         write_report(grid, out, problems, console)
-        raise RunError("interrupted; the same command goes on where it was.") from None
+        raise RunError("interrupted; the same command continues where it stopped.") from None
     problems = write_report(grid, out, problems, console)
     if problems:
         named = ", ".join(problems)
         raise RunError(
             f"{len(problems)} of {len(grid.runs)} runs failed: {named}; the same command tries "
-            f"them again, and {out / LOGS} has what they said. A run that is done but damaged is "
-            "run again once its folder is deleted."
+            f"them again, and {out / LOGS} has their output. To repeat a run that is done but "
+            "damaged, delete its folder."
         )
-    return 0
 
 
 def launch(

@@ -7,87 +7,93 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ArgumentParser, Namespace
+import yaml
+from jsonargparse import Namespace, get_loader
 from rich.console import Console
 
+from selectconv.cli.parser import Parser
 from selectconv.errors import RunError, SelectConvError, UsageError
-from selectconv.train.config import METHODS, TrainConfig, resolve, setting_names
+from selectconv.train.config import (
+    TrainConfig,
+    describe_setting,
+    resolve,
+    setting_names,
+    setting_types,
+)
 from selectconv.train.run_folder import CHECKPOINT, CONFIG, RunFolder
 
-HELP = "train a network, plain or selective, as in the paper"
-
-_WHOLE, _NUMBER = "a whole number", "a number"
-_SETTINGS: dict[str, tuple[Any, str, str]] = {
-    "model": (
-        str,
-        "a model",
-        "a network of `selectconv models`, timm:NAME, or package.module:function, which is called "
-        "with num_classes and in_channels (default: densenet40)",
-    ),
-    "model_options": (
-        dict[str, Any],
-        "a mapping such as {growth_rate: 8}",
-        "options of the network, such as '{growth_rate: 8, units: [3, 3, 3]}'",
-    ),
-    "data": (str, "a data set", "data set; `selectconv data list` lists them (default: cifar10)"),
-    "data_root": (str, "a folder", "where the data set lies; nothing else is searched"),
-    "method": (str, "a method", f"one of {', '.join(METHODS)} (default: select)"),
-    "epochs": (int, _WHOLE, "passes over the training set (default: the paper's)"),
-    "batch_size": (int, _WHOLE, "images a step, over all processes (default: the paper's)"),
-    "lr": (float, _NUMBER, "learning rate at the start of the cosine (default: 0.1)"),
-    "momentum": (float, _NUMBER, "Nesterov momentum (default: 0.9)"),
-    "weight_decay": (float, _NUMBER, "weight decay of all but the shifts (default: 1e-4)"),
-    "shift_weight_decay": (float, _NUMBER, "weight decay of the shifts (default: 1e-5)"),
-    "gamma": (float, _NUMBER, "damage level of de-allocation (default: the paper's)"),
-    "top_k": (int, _WHOLE, "K, candidates of re-allocation (default: 3)"),
-    "max_copies": (int | str, "a whole number or none", "N_max, or none (default: the paper's)"),
-    "stop_at": (float, _NUMBER, "part of the training that selects channels (default: 0.5)"),
-    "grace": (int, _WHOLE, "epochs before a re-opened slot may be closed again (default: 0)"),
-    "damage": (str, "a damage", "auto, mean (the paper) or rms (default: auto)"),
-    "target_macs": (float, _NUMBER, "end at this part of the dense network's multiply-adds"),
-    "target_params": (float, _NUMBER, "end at this part of the dense network's parameters"),
-    "group_lasso": (float, _NUMBER, "lgc: strength of the group lasso (default: 0)"),
-    "bn_sparsity": (float, _NUMBER, "slimming: L1 penalty on BN's scales (default: 1e-5)"),
-    "seed": (int, _WHOLE, "seed of everything random (default: 0)"),
-    "subset": (int, _WHOLE, "train on so many images only"),
-    "test_subset": (int, _WHOLE, "test on so many images only"),
-    "image_size": (int, _WHOLE, "shrink the images to this height and width"),
-    "holdout": (
-        bool,
-        "true or false",
-        "end with a test on every image that was not trained on: holdout.json (default: false)",
-    ),
-    "device": (str, "a device", "auto, cpu, cuda or mps (default: auto)"),
-    "precision": (str, "a precision", "32-true, bf16-mixed or 16-mixed (default: 32-true)"),
-    "compile": (bool, "true or false", "run the network through torch.compile (default: false)"),
-    "channels_last": (bool, "true or false", "channels-last memory order (default: true)"),
-}
-KINDS = {name: kind for name, (_, kind, _) in _SETTINGS.items()}
+# What the parser looks at: texts are taken as they are, everything else is read as YAML.
+_ACCEPTED: dict[type, Any] = {str: str | None, dict: dict[str, Any] | str | None}
 
 
-def build_parser() -> ArgumentParser:
-    """Build the verb's parser: a flag for every setting, with no default of its own."""
-    parser = ArgumentParser(description=HELP, exit_on_error=False)
+def add_arguments(parser: Parser) -> None:
+    """Add one flag per setting, and those of the command."""
     parser.add_argument(
-        "--config", action="config", help="YAML file with any of the settings below"
+        "--config",
+        type=str,
+        action="append",
+        default=[],
+        help="YAML file with any of the settings below, which win over it",
     )
-    for name in setting_names():
-        kind, _, text = _SETTINGS[name]
+    for name, kind in setting_types().items():
         more: dict[str, Any] = {"nargs": "?", "const": True} if kind is bool else {}
         flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=kind | None, default=None, help=text, **more)
-    parser.add_argument("--out", type=str | None, default=None, help="folder of the run")
-    parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
-    parser.add_argument("--overwrite", action="store_true", help="delete the run in --out first")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and stop")
-    return parser
+        accepted = _ACCEPTED.get(kind, Any)
+        parser.add_argument(flag, type=accepted, default=None, help=describe_setting(name), **more)
+    parser.add_argument(
+        "--out", type=str | None, default=None, help="folder of the run (default: runs/NAME)"
+    )
+    parser.add_argument("--resume", action="store_true", help="continue the run in --out")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="delete the run in --out, and start again"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the plan of the run, and stop"
+    )
+
+
+def read_settings(options: Namespace) -> dict[str, Any]:
+    """Return the settings of the config files and of the flags, which win.
+
+    Raises:
+        UsageError: a file cannot be read, or does not hold settings.
+    """
+    given: dict[str, Any] = {}
+    for path in options.config:
+        given |= read_file(Path(path))
+    given |= {name: options[name] for name in setting_names() if options[name] is not None}
+    types = setting_types()
+    return {
+        # A whole number is a number: 1 is 1.0 where a fraction is meant.
+        name: float(value) if types.get(name) is float and type(value) is int else value
+        for name, value in given.items()
+    }
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Read a config file; null means that a setting is not given."""
+    try:
+        content = get_loader("yaml")(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"--config: {path} cannot be read: {reason}.") from error
+    except yaml.YAMLError as error:
+        content = str(error)
+    if not isinstance(content, dict):
+        raise UsageError(
+            f"--config: {path} must be YAML with one setting per line, such as `epochs: 3`; "
+            f"got {content!r:.200}."
+        )
+    return {name: value for name, value in content.items() if value is not None}
 
 
 def run(options: Namespace) -> int:
     """Train."""
-    given = {name: options[name] for name in setting_names() if options[name] is not None}
+    given = read_settings(options)
     if options.resume and options.overwrite:
-        raise UsageError("--resume and --overwrite exclude each other: go on, or start anew.")
+        raise UsageError(
+            "--resume and --overwrite exclude each other: continue the run, or start again."
+        )
     config, folder = choose_run(given, options.out, resume=options.resume)
     is_first = int(os.environ.get("RANK", "0")) == 0
     if options.resume and folder.status() == "done":
@@ -127,7 +133,7 @@ def run(options: Namespace) -> int:
             _try(lambda: folder.set_status("failed", message))
         raise
     console.print(
-        f"done: test error {last['test_error']:.2f} % at the last epoch; {folder.path} has it all",
+        f"done: test error {last['test_error']:.2f} % at the last epoch; see {folder.path}",
         highlight=False,
     )
     return 0
@@ -156,7 +162,7 @@ def stoppable() -> Iterator[None]:
 def choose_run(
     given: dict[str, Any], out: str | None, *, resume: bool
 ) -> tuple[TrainConfig, RunFolder]:
-    """Find the run's settings and its folder: from what was given or, to resume, from the folder.
+    """Find the run's settings and its folder: those given or, to resume, those of the folder.
 
     Raises:
         UsageError: there is no such run, or what was given differs from its settings.
@@ -190,7 +196,7 @@ def choose_run(
 
 
 def _try(action: Any) -> None:
-    """Note a failure in the folder if that is possible; the failure itself is reported anyway."""
+    """Record a failure in the folder, if possible; the failure itself is reported anyway."""
     try:
         action()
     except (OSError, SelectConvError):

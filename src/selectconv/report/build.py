@@ -29,6 +29,7 @@ from selectconv.report.figures.plots import Figure
 from selectconv.report.page import Section, render_lines, render_page, render_runs
 from selectconv.report.runs.collect import Collection, Run
 from selectconv.report.runs.trained import load_trained
+from selectconv.train.methods import METHODS
 from selectconv.zoo.registry import PLACEMENTS
 
 _NUM_IMAGES = 512  # behind the histograms of hidden inputs
@@ -131,9 +132,9 @@ def _draw(title: str, draw: Callable[[], Figure | None], run: Run | None) -> Fig
 
 def choose_run(group: Group) -> Run | None:
     """Choose whom to look at closely: of the method that moves most, the run of median error."""
-    methods = ("select", "zero", "random", "dealloc")
-    for placement, method in product(PLACEMENTS, methods):
-        row = group.find(method, placement)
+    allocating = [method.name for method in METHODS.values() if "gamma" in method.uses]
+    for placement, name in product(PLACEMENTS, allocating):
+        row = group.find(name, placement)
         if row is not None:
             runs = list(row.runs.values())
             with_weights = [run for run in runs if run.weights is not None]

@@ -19,8 +19,8 @@ _TEST_SHARE = 1 / 3
 def estimate_seconds(runs: Iterable[PlannedRun]) -> dict[str, float]:
     """Estimate each run's seconds from steps timed now; by name, without runs that cannot run.
 
-    A network is timed once with each method; other images of it are reckoned by their
-    multiply-adds.
+    A network is timed once with each method; for other images, time is taken to be
+    proportional to the multiply-adds.
     """
     timed: dict[tuple[str, str, str], float] = {}  # seconds per multiply-add
     estimates: dict[str, float] = {}

@@ -37,7 +37,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RunError(f"the checkpoint {path} is damaged and cannot be read: {reason}") from error
     if not isinstance(state, dict) or set(state) != _KEYS:
-        raise RunError(f"the checkpoint {path} is not one of selectconv's.")
+        raise RunError(f"the checkpoint {path} was not written by selectconv.")
     if state["format"] != FORMAT:
         raise RunError(
             f"the checkpoint {path} has format {state['format']!r}; this version reads {FORMAT}."
@@ -59,7 +59,7 @@ def load_weights(path: Path, model: nn.Module, *, slimmed: bool = False) -> None
     Args:
         path: the file.
         model: the run's network.
-        slimmed: it may have been slimmed: narrow the model's layers to the file's shapes.
+        slimmed: channels may have been cut: narrow the model's layers to the file's shapes.
 
     Raises:
         RunError: the file is missing, damaged, or of another model.

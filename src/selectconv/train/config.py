@@ -1,115 +1,177 @@
 """What a run is: one flat set of settings, the same words in YAML, flags and `config.yaml`.
 
-Defaults come from `recipes.yaml`: the paper's settings for the pair of model and data set.
+Each setting is declared once, here: its flag, help, checks and place in a report follow from it.
+The paper's values, for the pair of model and data set, are in `recipes.yaml`.
 """
 
-import copy
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import yaml
 
-from selectconv.allocate.budget import check_targets
-from selectconv.checks import check_choice, check_count, check_fraction, check_non_negative
-from selectconv.core.slots import DAMAGES
-from selectconv.data.registry import dataset_info, list_datasets
-from selectconv.zoo.external import check_model_name
+from selectconv.train.methods import METHODS, MethodInfo
+from selectconv.train.settings import (
+    Setting,
+    choice,
+    damage_names,
+    dataset_names,
+    declaration,
+    default_of,
+    fraction,
+    instance,
+    model_name,
+    non_negative,
+    number,
+    optional,
+    setting,
+    truth,
+    whole,
+)
 
-METHODS = ("plain", "select", "zero", "random", "dealloc", "shift", "lgc", "slimming")
-WITH_TARGET = ("select", "zero", "random", "dealloc", "slimming")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
-SLIMMING_TARGET = 0.5  # of the dense network's multiply-adds, where none is given
-NO_CAP = "none"  # how `max_copies` is written where there is no cap
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """All that is needed to repeat a run.
+    """All that is needed to repeat a run; `selectconv train --help` explains the settings."""
 
-    Attributes:
-        model: a name of `sc.list_models()`, `timm:NAME`, or `package.module:function`.
-        model_options: further arguments of the network, such as growth_rate and units; for a
-            network from outside the zoo also `realloc` and `min_channels` of `sc.convert`.
-        data: a data set of `selectconv data list`.
-        method: plain, select (+D+R zero+shift), zero, random, dealloc or shift (+S); or a baseline:
-            lgc (CondenseNet's learned group convolution) or slimming (network slimming).
-        epochs: passes over the training set.
-        batch_size: images a step, over all processes.
-        lr: where the cosine starts; it ends at 0.
-        momentum: of SGD, Nesterov's.
-        weight_decay: of everything but the shifts.
-        shift_weight_decay: of the shifts.
-        gamma: the damage level of dealloc.
-        top_k: K, candidates of realloc.
-        max_copies: N_max; None: no cap.
-        stop_at: the part of the training in which channels are selected.
-        grace: epochs in which a re-opened slot is not closed again.
-        damage: auto, mean (the paper) or rms.
-        target_macs: multiply-adds to end at, as a part of the dense network's; None: no target.
-        target_params: likewise for parameters; at most one of the two.
-        group_lasso: strength of lgc's group lasso.
-        bn_sparsity: strength of slimming's L1 penalty on batch norm's scales.
-        seed: of weights, order, augmentation and allocation.
-        data_root: where the data set lies; nothing else is searched then. None: the known places.
-        subset: so many training images only; None: all.
-        test_subset: so many test images only; None: all.
-        image_size: shrink the images to this height and width; None: as they are.
-        holdout: at the end, test the last weights on every image that was not trained on.
-        device: auto, cpu, cuda or mps.
-        precision: 32-true, bf16-mixed or 16-mixed.
-        compile: run the model through torch.compile.
-        channels_last: keep images and weights in channels-last order.
-    """
-
-    model: str
-    model_options: dict[str, Any]
-    data: str
-    method: str
-    epochs: int
-    batch_size: int
-    lr: float
-    momentum: float
-    weight_decay: float
-    shift_weight_decay: float
-    gamma: float
-    top_k: int
-    max_copies: int | None
-    stop_at: float
-    grace: int
-    damage: str
-    target_macs: float | None
-    target_params: float | None
-    group_lasso: float
-    bn_sparsity: float
-    seed: int
-    data_root: str | None
-    subset: int | None
-    test_subset: int | None
-    image_size: int | None
-    holdout: bool
-    device: str
-    precision: str
-    compile: bool
-    channels_last: bool
+    model: str = setting(
+        "a network of `selectconv models`, timm:NAME, or package.module:function, which is called "
+        "with num_classes and in_channels",
+        model_name,
+        group="task",
+        default="densenet40",
+    )
+    model_options: dict[str, Any] = setting(  # noqa: RUF009 - makes a field
+        "options of the network, such as '{growth_rate: 8, units: [3, 3, 3]}'; for a network from "
+        "outside the zoo also `realloc` and `min_channels` of `sc.convert`",
+        instance(dict, "a mapping such as {growth_rate: 8}"),
+        group="task",
+        default={},
+    )
+    data: str = setting(
+        "data set; `selectconv data list` lists them",
+        choice(dataset_names),
+        group="task",
+        default="cifar10",
+    )
+    method: str = setting(
+        f"one of {', '.join(METHODS)}",
+        choice(METHODS.keys),
+        group="aside",
+        default="select",
+    )
+    epochs: int = setting("number of passes over the training set", whole(1))
+    batch_size: int = setting("images per step, over all processes", whole(1))
+    lr: float = setting("learning rate at the start of the cosine, which ends at 0", non_negative)
+    momentum: float = setting("Nesterov momentum", fraction)
+    weight_decay: float = setting("weight decay of everything but the shifts", non_negative)
+    shift_weight_decay: float = setting(
+        "weight decay of the shifts", non_negative, group="selection"
+    )
+    gamma: float = setting("damage level of de-allocation", fraction, group="selection")
+    top_k: int = setting("K: candidates of re-allocation", whole(1), group="selection")
+    max_copies: int | None = setting(
+        "N_max: most copies of a channel, or none for no limit",
+        optional(whole(1, "a whole number or none")),
+        group="selection",
+        none_word="none",
+    )
+    stop_at: float = setting(
+        "part of the training in which channels are selected", fraction, group="selection"
+    )
+    grace: int = setting(
+        "epochs before a re-opened slot may be closed again",
+        whole(0),
+        group="selection",
+        default=0,
+    )
+    damage: str = setting(
+        "measure of damage: auto, mean (the paper's) or rms",
+        choice(damage_names),
+        group="selection",
+        default="auto",
+    )
+    target_macs: float | None = setting(
+        "multiply-adds to end at, as a part of the dense network's",
+        optional(number),
+        group="selection",
+        default=None,
+        came_later=True,
+    )
+    target_params: float | None = setting(
+        "parameters to end at, as a part of the dense network's; at most one target is accepted",
+        optional(number),
+        group="selection",
+        default=None,
+        came_later=True,
+    )
+    group_lasso: float = setting(
+        "lgc: strength of the group lasso",
+        non_negative,
+        group="selection",
+        default=0.0,  # CondenseNet's recipe for CIFAR has none; its recipe for ImageNet has 1e-5
+        came_later=True,
+    )
+    bn_sparsity: float = setting(
+        "slimming: strength of the L1 penalty on batch norm's scales",
+        non_negative,
+        group="selection",
+        default=1e-5,  # network slimming's value for ResNet and DenseNet
+        came_later=True,
+    )
+    seed: int = setting("seed of everything random", whole(0), group="aside", default=0)
+    data_root: str | None = setting(
+        "folder of the data set; nothing else is searched",
+        optional(instance(str, "a folder")),
+        group="aside",
+        default=None,
+    )
+    subset: int | None = setting(
+        "train on this many images (default: all)", optional(whole(1)), default=None
+    )
+    test_subset: int | None = setting(
+        "test on this many images (default: all)", optional(whole(1)), default=None
+    )
+    image_size: int | None = setting(
+        "shrink the images to this height and width", optional(whole(1)), default=None
+    )
+    holdout: bool = setting(
+        "after the last epoch, test on every image that was not trained on: holdout.json",
+        truth,
+        group="aside",
+        default=False,
+        came_later=True,
+    )
+    device: str = setting(
+        ", ".join(DEVICES), choice(lambda: DEVICES), group="aside", default="auto"
+    )
+    precision: str = setting(
+        ", ".join(PRECISIONS), choice(lambda: PRECISIONS), group="aside", default="32-true"
+    )
+    compile: bool = setting(
+        "run the network through torch.compile", truth, group="aside", default=False
+    )
+    channels_last: bool = setting(
+        "keep images and weights in channels-last memory order", truth, group="aside", default=True
+    )
 
     def __post_init__(self) -> None:
-        check_model_name(self.model)
-        check_choice("data", self.data, list_datasets())
-        check_choice("method", self.method, METHODS)
-        check_choice("damage", self.damage, DAMAGES)
-        check_choice("device", self.device, DEVICES)
-        check_choice("precision", self.precision, PRECISIONS)
-        for name in ("epochs", "batch_size", "top_k"):
-            check_count(name, getattr(self, name), 1)
-        for name in ("max_copies", "subset", "test_subset"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name), 1)
+        for name, declared in declared_settings().items():
+            declared.check(name, getattr(self, name))
+        self._check_images()
+        self._check_method()
+
+    def _check_images(self) -> None:
+        """Check that the data set has as many images as are asked for."""
+        from selectconv.data.registry import dataset_info
+
         info = dataset_info(self.data, self.image_size)
         for name, most in (("subset", info.num_train), ("test_subset", info.num_test)):
             if (getattr(self, name) or 0) > most:
@@ -117,56 +179,47 @@ class TrainConfig:
                     f"`{name}` must be at most {most:,}, the images of {self.data}; "
                     f"got {getattr(self, name):,}."
                 )
-        check_count("grace", self.grace, 0)
-        check_count("seed", self.seed, 0)
-        for name in ("gamma", "stop_at", "momentum"):
-            check_fraction(name, getattr(self, name))
-        for name in ("lr", "weight_decay", "shift_weight_decay", "group_lasso", "bn_sparsity"):
-            check_non_negative(name, getattr(self, name))
-        self._check_method()
-        for name in ("holdout", "compile", "channels_last"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"`{name}` must be true or false, got {getattr(self, name)!r}.")
-        if not isinstance(self.model_options, dict):
-            raise TypeError(
-                "`model_options` must be a mapping such as {growth_rate: 8}, "
-                f"got {self.model_options!r}."
-            )
-        if self.data_root is not None and not isinstance(self.data_root, str):
-            raise TypeError(f"`data_root` must be a folder, got {self.data_root!r}.")
 
     def _check_method(self) -> None:
         """Check what the method asks of the other settings."""
+        from selectconv.allocate.budget import check_targets
+
+        method = self.method_info
         for name in check_targets(self.target_macs, self.target_params):
-            if self.method not in WITH_TARGET:
-                raise ValueError(
-                    f"`{name}` goes with the methods {', '.join(WITH_TARGET)}; got {self.method!r}."
-                )
-        if self.method == "lgc" and self.model != "condensenet182":
+            if not method.has_target:
+                able = ", ".join(other.name for other in METHODS.values() if other.has_target)
+                raise ValueError(f"`{name}` goes with the methods {able}; got {self.method!r}.")
+        if method.needs_model not in (None, self.model):
             raise ValueError(
-                "`method` lgc condenses CondenseNet's learned group convolutions: it needs `model` "
-                f"condensenet182, got {self.model!r}."
+                f"`method` {method.name} needs `model` {method.needs_model}, got {self.model!r}."
             )
-        if self.method in ("lgc", "slimming") and self.precision == "16-mixed":
+        if method.has_penalty and self.precision == "16-mixed":
             raise ValueError(
-                f"`method` {self.method} adds its penalty to unscaled gradients: `precision` must "
+                f"`method` {method.name} adds its penalty to unscaled gradients: `precision` must "
                 "be 32-true or bf16-mixed, got '16-mixed'."
             )
-        if self.method == "slimming" and self.stop_at == 0:
+        if method.cuts and self.stop_at == 0:
             raise ValueError(
-                "`stop_at` must be above 0 for slimming, which cuts channels then; got 0."
+                f"`stop_at` must be above 0 for {method.name}, which cuts channels then; got 0."
             )
+
+    @property
+    def method_info(self) -> MethodInfo:
+        """The method's row in the table of methods."""
+        return METHODS[self.method]
 
     @property
     def is_selective(self) -> bool:
         """Whether the network has selective convs."""
-        return self.method not in ("plain", "lgc", "slimming")
+        return self.method_info.is_selective
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as plain types, in the order in which they are documented."""
-        settings = {field.name: getattr(self, field.name) for field in fields(self)}
-        # In YAML, null is "not given"; no cap is a setting of its own.
-        return {**settings, "max_copies": NO_CAP if self.max_copies is None else self.max_copies}
+        """Return the settings as plain types, in the order in which they are declared."""
+        return {
+            # In YAML, null is "not given"; where None is a choice, it has a word of its own.
+            name: declared.none_word if getattr(self, name) is None else getattr(self, name)
+            for name, declared in declared_settings().items()
+        }
 
     @property
     def run_name(self) -> str:
@@ -188,9 +241,43 @@ def as_file_name(name: str) -> str:
     return re.sub(r"[^\w.-]", "-", name)
 
 
-def setting_names() -> list[str]:
-    """Return the names of all settings."""
-    return [field.name for field in fields(TrainConfig)]
+@cache
+def declared_settings() -> dict[str, Setting]:
+    """Return the declarations of all settings by name, in their order."""
+    return {field.name: declaration(field) for field in fields(TrainConfig)}
+
+
+def setting_names(group: str | None = None) -> list[str]:
+    """Return the names of all settings, or of those of one group."""
+    return [
+        name for name, declared in declared_settings().items() if group in (None, declared.group)
+    ]
+
+
+@cache
+def setting_types() -> dict[str, type]:
+    """Return the type of each setting's values, None aside: int, float, bool, str or dict."""
+    hints = get_type_hints(TrainConfig)
+    plain = {name: get_args(hints[name])[0] if type(None) in get_args(hints[name]) else hints[name]
+             for name in declared_settings()}  # fmt: skip
+    return {name: getattr(kind, "__origin__", kind) for name, kind in plain.items()}
+
+
+def describe_setting(name: str) -> str:
+    """Return a setting's line of help, with its default."""
+    recipes = _recipes()
+    varies = any(name in part for key in ("data", "model") for part in recipes[key].values())
+    default = "the paper's" if varies else recipes["common"].get(name, _defaults().get(name))
+    if default in (None, {}):
+        return declared_settings()[name].help
+    shown = f"{default:g}" if isinstance(default, float) else str(default)
+    shown = shown.lower() if isinstance(default, bool) else shown
+    return f"{declared_settings()[name].help} (default: {shown})"
+
+
+def _defaults() -> dict[str, Any]:
+    found = {field.name: default_of(field) for field in fields(TrainConfig)}
+    return {name: value for name, value in found.items() if value is not MISSING}
 
 
 @cache
@@ -207,20 +294,22 @@ def resolve(given: Mapping[str, Any]) -> TrainConfig:
     Raises:
         TypeError, ValueError: an unknown setting, or a value that is not accepted.
     """
+    from selectconv.checks import check_choice
+
     for name in given:
         check_choice("setting", name, setting_names())
     recipes = _recipes()
-    settings: dict[str, Any] = copy.deepcopy(recipes["common"])
-    settings.update({name: given[name] for name in ("model", "data") if name in given})
-    check_model_name(settings["model"])
-    check_choice("data", settings["data"], list_datasets())
+    values: dict[str, Any] = {**_defaults(), **recipes["common"]}
+    values |= {name: given[name] for name in ("model", "data", "method") if name in given}
+    for name in ("model", "data", "method"):
+        declared_settings()[name].check(name, values[name])
     # A model's recipe is the more specific one: CondenseNet trains longer than CIFAR's default.
-    settings.update(recipes["data"].get(settings["data"], {}))
-    settings.update(recipes["model"].get(settings["model"], {}))
-    settings.update(given)
-    if settings["method"] == "slimming" and settings["target_params"] is None:
-        given_target = settings["target_macs"]
-        settings["target_macs"] = SLIMMING_TARGET if given_target is None else given_target
-    if settings["max_copies"] == NO_CAP:
-        settings["max_copies"] = None
-    return TrainConfig(**settings)
+    values |= recipes["data"].get(values["data"], {})
+    values |= recipes["model"].get(values["model"], {})
+    values |= given
+    if values["target_macs"] is None and values["target_params"] is None:
+        values["target_macs"] = METHODS[values["method"]].target_macs
+    for name, declared in declared_settings().items():
+        if declared.none_word is not None and values[name] == declared.none_word:
+            values[name] = None
+    return TrainConfig(**values)

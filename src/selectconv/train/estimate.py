@@ -1,4 +1,4 @@
-"""What a run will do and about how long that takes, said before it starts."""
+"""The plan of a run, printed before it starts: what it will do, and about how long it takes."""
 
 import statistics
 import time
@@ -20,7 +20,7 @@ from selectconv.train.config import TrainConfig
 from selectconv.train.loop import build_optimizer
 from selectconv.train.network import build_model, build_plain
 
-# A timed step computes at most so many multiply-adds forward: seconds even for the largest network.
+# Most multiply-adds of a timed forward pass: seconds even for the largest network.
 _MOST_MACS = 5e9
 _REPEATS = 3
 # How many slots a training re-allocates: Section 3.3's fifth of what +S shifts.
@@ -47,40 +47,27 @@ def announce(config: TrainConfig, folder: Path, console: Console) -> None:
         "training",
         f"{config.epochs} epochs of {steps} steps of {config.batch_size}, lr {config.lr}",
     )
-    table.add_row(
-        "device", f"{choose_device(config)}, {config.precision}, {torch.get_num_threads()} threads"
-    )
+    threads = torch.get_num_threads()
+    counted = f"{threads} thread{'s' if threads > 1 else ''}"
+    table.add_row("device", f"{choose_device(config)}, {config.precision}, {counted}")
     table.add_row("folder", str(folder))
     table.add_row("takes", f"about {describe_duration(seconds)}")
     console.print(table, highlight=False)
 
 
 def describe_method(config: TrainConfig) -> str:
-    """Say what is done to the channels, in words."""
-    acts = {
-        "plain": "plain convolutions",
-        "select": "de-allocation, re-allocation with shifts",
-        "zero": "de-allocation, re-allocation without shifts",
-        "random": "de-allocation, re-allocation without shifts, weights drawn anew",
-        "dealloc": "de-allocation only",
-        "shift": "a shift for every 1x1 slot, no allocation",
-        "lgc": "learned group convolutions, condensed after 1/6, 2/6 and 3/6 of the epochs",
-        "slimming": "sparse batch norm scales, then their channels cut by Torch-Pruning",
-    }
-    words = f"{config.method}: {acts[config.method]}"
-    if config.method in ("plain", "shift", "lgc"):
-        return words
+    """Describe what the method does to the channels."""
     part = f"the first {config.stop_at:.0%} of the epochs"
     goal = f"gamma {config.gamma:g}"
     if config.target_macs is not None:
         goal = f"to {config.target_macs:.1%} of the multiply-adds"
     elif config.target_params is not None:
         goal = f"to {config.target_params:.1%} of the parameters"
-    return f"{words}; {goal}, {'after' if config.method == 'slimming' else 'in'} {part}"
+    return f"{config.method}: {config.method_info.words.format(goal=goal, part=part)}"
 
 
 def describe_duration(seconds: float) -> str:
-    """Say a duration as a person would."""
+    """Describe a duration in words."""
     for size, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {name}"
@@ -89,14 +76,15 @@ def describe_duration(seconds: float) -> str:
 
 def allocate_as_trained(model: nn.Module, config: TrainConfig) -> None:
     """Shift every slot (+S), or move a part of those that the method re-allocates."""
-    if config.method == "shift":
-        ChannelAllocator(model, total_epochs=1, mode="shift")
-    if config.method not in ("select", "zero", "random"):
+    method = config.method_info
+    if method.shifts and not method.moves:
+        ChannelAllocator(model, total_epochs=1, mode=method.name)
+    if not method.moves:
         return
     generator = torch.Generator().manual_seed(0)
     for layer in model.modules():
         if isinstance(layer, SelectConv2d) and layer.shift is not None:
-            reallocate(layer, _MOVED_SHARE, generator, use_shift=config.method == "select")
+            reallocate(layer, _MOVED_SHARE, generator, use_shift=method.shifts)
 
 
 def reallocate(

@@ -8,23 +8,20 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from selectconv.allocate.allocator import ChannelAllocator
 from selectconv.allocate.param_groups import param_groups
 from selectconv.allocate.report import AllocationReport
-from selectconv.data.registry import Images, Splits, load_dataset
-from selectconv.data.serve.loader import Loader, make_loader
+from selectconv.data.registry import Splits, load_dataset
 from selectconv.errors import RunError
 from selectconv.train.checkpoint import load_checkpoint, save_checkpoint, save_weights
 from selectconv.train.config import TrainConfig
-from selectconv.train.methods import build_method, count_channels
+from selectconv.train.evaluation import Display, Evaluation
 from selectconv.train.network import build_model, in_layout
 from selectconv.train.run_folder import (
     ALLOCATION,
@@ -36,28 +33,13 @@ from selectconv.train.run_folder import (
     RunFolder,
     write_text,
 )
-from selectconv.train.slimming import Slimmer, fit_shapes
-from selectconv.zoo.learned_group_conv import Condenser
+from selectconv.train.slimming import fit_shapes
 
 # How often the losses are looked at for NaN: a look waits for the device.
 _LOOK_EVERY = 20
 
 # What gloo and NCCL say when the other side of a connection is gone.
 _LOST_RANK = re.compile(r"gloo|nccl|closed by peer|reset by peer|broken pipe", re.IGNORECASE)
-
-Batches = Iterable[tuple[Tensor, Tensor]]
-
-
-class Display(Protocol):
-    """Where a run shows its progress."""
-
-    def batches(self, loader: Loader, epoch: int, what: str) -> Batches:
-        """Yield an epoch's batches while showing how far it is."""
-        ...
-
-    def epoch_done(self, row: dict[str, Any], report: AllocationReport | None) -> None:
-        """Show an epoch's line of metrics."""
-        ...
 
 
 def build_fabric(config: TrainConfig) -> Fabric:
@@ -83,14 +65,14 @@ def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.SGD:
     )
 
 
-class Training:
+class Training(Evaluation):
     """A run in the making: everything that one epoch needs and changes.
 
     Args:
         config: its settings.
         fabric: devices, precision and processes.
         splits: the data set.
-        state: a checkpoint to go on from; None: start.
+        state: a checkpoint to continue from; None: start at epoch 0.
     """
 
     def __init__(
@@ -100,31 +82,23 @@ class Training:
         splits: Splits,
         state: dict[str, Any] | None = None,
     ) -> None:
-        self.config = config
-        self.fabric = fabric
-        if config.batch_size % fabric.world_size:
-            raise ValueError(
-                f"`batch_size` {config.batch_size} must be a multiple of the {fabric.world_size} "
-                "processes: each takes an equal part of every batch."
-            )
-        self.splits = splits
-        self.train_loader = self._loader(splits.train, train=True)
-        self.test_loader = self._loader(splits.test, train=False)
+        super().__init__(config, fabric, splits)
+        self.train_loader = self.build_loader(splits.train, train=True)
         torch.manual_seed(config.seed)
         self.model = build_model(config, splits.info)
         if state is not None:
-            if config.method == "slimming":
+            if config.method_info.cuts:
                 fit_shapes(self.model, state["model"])
             self.model.load_state_dict(state["model"])
             in_layout(self.model, config)  # where it was slimmed, it has new tensors
         optimizer = self._set_up()
-        self.allocator = build_method(config, splits.info, self.model, optimizer)
+        method = config.method_info.implementation()
+        self.method = method.build(config, splits.info, self.model, optimizer)
         self.best_error = float("inf")
         self.next_epoch = 0
         if state is not None:
             optimizer.load_state_dict(state["optimizer"])
-            if isinstance(self.allocator, ChannelAllocator):
-                self.allocator.load_state_dict(state["allocator"])
+            self.method.load_state_dict(state["allocator"])
             self.best_error = state["best_error"]
             self.next_epoch = state["epoch"] + 1
 
@@ -137,20 +111,18 @@ class Training:
         self.wrapped, self.optimizer = self.fabric.setup(compiled, optimizer)
         return optimizer
 
-    def run_epoch(
-        self, epoch: int, display: Display
-    ) -> tuple[dict[str, Any], AllocationReport | None]:
-        """Train, test, then de- and re-allocate; returns the line of metrics and the report."""
+    def run_epoch(self, epoch: int, display: Display) -> tuple[dict[str, Any], AllocationReport]:
+        """Train, test, then let the method act; returns the line of metrics and the report."""
         # Dropout draws from the global generator: from the seed, the epoch and the rank alone.
         torch.manual_seed((self.config.seed * 100_003 + epoch) * 10_007 + self.fabric.global_rank)
         started = time.perf_counter()
         train_loss, images = self.train_epoch(epoch, display)
         elapsed = time.perf_counter() - started
         test_loss, test_error = self.evaluate(display, epoch)
-        report = None if self.allocator is None else self.allocator.step(epoch)
-        if report and isinstance(self.allocator, Slimmer):
+        report = self.method.step(epoch)
+        if report and self.config.method_info.cuts:
             in_layout(self.model, self.config)
-            self._set_up()  # the slimmed layers have parameters of their own
+            self._set_up()  # the layers that were cut have new parameters
         row = {
             "epoch": epoch,
             "train_loss": train_loss,
@@ -159,62 +131,19 @@ class Training:
             "lr": self.config.lr_at((epoch + 1) * len(self.train_loader) - 1, self._steps),
             "seconds": round(time.perf_counter() - started, 3),
             "images_per_second": round(images / elapsed, 1),
-            **count_channels(self.model, self.allocator),
+            **self.method.counts(),
         }
         return row, report
 
-    def evaluate(self, display: Display, epoch: int) -> tuple[float, float]:
-        """Compute the test loss and the test error in per cent."""
-        loss, error, _ = self._test([self.test_loader], display, epoch, "test")
-        return loss, error
-
-    def evaluate_holdout(self, display: Display) -> dict[str, Any]:
-        """Test on every image that was not trained on: the content of holdout.json."""
-        loaders = [self._loader(images, train=False) for images in self.splits.holdout]
-        loss, error, count = self._test(loaders, display, self.config.epochs - 1, "holdout")
-        return {"images": count, "error": error, "loss": loss}
-
-    def _test(
-        self, loaders: Iterable[Loader], display: Display, epoch: int, what: str
-    ) -> tuple[float, float, int]:
-        """Compute the mean loss, the error in per cent and the number of images."""
-        self.wrapped.eval()
-        sums = torch.zeros(3, dtype=torch.float64)  # loss, wrong answers, images
-        with torch.no_grad():
-            for loader in loaders:
-                for images, labels in display.batches(loader, epoch, what):
-                    logits = self.wrapped(images).float()
-                    loss = F.cross_entropy(logits, labels, reduction="sum")
-                    wrong = (logits.argmax(dim=1) != labels).sum()
-                    sums += torch.tensor([float(loss), float(wrong), len(labels)]).double()
-        loss, wrong, count = self._sum_over_ranks(sums).tolist()
-        return loss / count, 100 * wrong / count, int(count)
-
     def state(self, epoch: int) -> dict[str, Any]:
-        """Collect what going on after `epoch` needs."""
+        """Collect what a run needs to continue after `epoch`."""
         return {
             "epoch": epoch,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            # The other methods keep all they know in the model.
-            "allocator": self.allocator.state_dict()
-            if isinstance(self.allocator, ChannelAllocator)
-            else None,
+            "allocator": self.method.state_dict(),
             "best_error": self.best_error,
         }
-
-    def _loader(self, images: Images, *, train: bool) -> Loader:
-        return make_loader(
-            images,
-            self.splits.info,
-            self.config.batch_size // self.fabric.world_size,
-            train=train,
-            device=self.fabric.device,
-            seed=self.config.seed,
-            rank=self.fabric.global_rank,
-            world_size=self.fabric.world_size,
-            channels_last=self.config.channels_last,
-        )
 
     @property
     def _steps(self) -> int:
@@ -232,8 +161,7 @@ class Training:
                 group["lr"] = self.config.lr_at(step, self._steps)
             loss = F.cross_entropy(self.wrapped(images), labels)
             self.fabric.backward(loss)
-            if isinstance(self.allocator, Condenser | Slimmer):
-                self.allocator.regularize()
+            self.method.regularize()
             self.optimizer.step()
             self.optimizer.zero_grad()
             losses[number] = loss.detach()
@@ -242,7 +170,7 @@ class Training:
                 self._check_losses(losses, epoch)
         self._check_losses(losses, epoch)
         total = (losses.double().cpu() * counts).sum()
-        total, count = self._sum_over_ranks(torch.stack([total, counts.double().sum()])).tolist()
+        total, count = self.sum_over_ranks(torch.stack([total, counts.double().sum()])).tolist()
         return total / count, int(count)
 
     def _check_losses(self, losses: Tensor, epoch: int) -> None:
@@ -253,13 +181,6 @@ class Training:
                 "stops; its last checkpoint is kept. Try a smaller --lr."
             )
 
-    def _sum_over_ranks(self, values: Tensor) -> Tensor:
-        if self.fabric.world_size == 1:
-            return values
-        summed = self.fabric.all_reduce(values.to(self.fabric.device), reduce_op="sum")
-        assert isinstance(summed, Tensor)
-        return summed.cpu()
-
 
 def train(
     config: TrainConfig, folder: RunFolder, display: Display, *, resume: bool = False
@@ -268,16 +189,16 @@ def train(
 
     Args:
         config: the settings; when resuming, those of the folder.
-        folder: a folder that was started, or the one to go on in.
+        folder: the folder of the run, which has been started.
         display: where progress is shown.
-        resume: go on from the folder's checkpoint, if it has one.
+        resume: continue from the folder's checkpoint, if it has one.
 
     Returns:
         The last line of metrics.
 
     Raises:
         RunError: NaN, a damaged checkpoint, a disk that is full.
-        DataError: the data set cannot be had.
+        DataError: the data set is not available.
     """
     fabric = build_fabric(config)
     with fabric.rank_zero_first():  # one process fetches

@@ -1,73 +1,220 @@
-"""What a run's method does to the channels of its network while it trains."""
+"""The methods of `--method`: one row each, and what the training loop asks of all of them.
 
-import torch
-from torch import nn
+A new method is one row in `METHODS` and one class that carries it out; the settings, the loop, the
+network, the plan that is printed before a run, and the report read the row. Importing this file
+does not import torch: the class is loaded when a run needs it.
+"""
 
-from selectconv.allocate.allocator import ChannelAllocator
-from selectconv.core.layer import SelectConvNd
-from selectconv.data.image_set import DatasetInfo
-from selectconv.train.config import TrainConfig
-from selectconv.train.network import build_model
-from selectconv.train.slimming import Slimmer
-from selectconv.zoo.learned_group_conv import Condenser
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
-Method = ChannelAllocator | Condenser | Slimmer
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
 
-
-def build_method(
-    config: TrainConfig,
-    info: DatasetInfo,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-) -> Method | None:
-    """Build what acts on the channels after each epoch; None for a plain training."""
-    if config.is_selective:
-        return ChannelAllocator(
-            model,
-            optimizer,
-            total_epochs=config.epochs,
-            gamma=config.gamma,
-            top_k=config.top_k,
-            max_copies=config.max_copies,
-            stop_at=config.stop_at,
-            grace=config.grace,
-            mode=config.method,
-            damage=config.damage,
-            seed=config.seed,
-            target_macs=config.target_macs,
-            target_params=config.target_params,
-            example_input=torch.zeros(1, *info.shape),
-        )
-    if config.method == "lgc":
-        return Condenser(model, total_epochs=config.epochs, group_lasso=config.group_lasso)
-    if config.method == "slimming":
-        with torch.device("meta"):
-            dense = build_model(config, info)
-        return Slimmer(
-            model,
-            dense,
-            info.shape,
-            total_epochs=config.epochs,
-            stop_at=config.stop_at,
-            target_macs=config.target_macs,
-            target_params=config.target_params,
-            sparsity=config.bn_sparsity,
-        )
-    return None
+    from selectconv.allocate.report import AllocationReport
+    from selectconv.data.image_set import DatasetInfo
 
 
-def count_channels(model: nn.Module, method: Method | None) -> dict[str, int]:
-    """Count what a line of metrics tells of the channels: those moved and those closed.
+class ChannelMethod(Protocol):
+    """What a method does to the channels of a network, during its training and afterwards."""
 
-    Closed are a selective network's slots; with lgc, the pairs of a group of filters and an input
-    that it dropped; with slimming, the filters that were cut.
+    @classmethod
+    def build(
+        cls, config: Any, info: "DatasetInfo", model: "nn.Module", optimizer: "Optimizer"
+    ) -> Self:
+        """Set the method up for a run with these settings (a `TrainConfig`)."""
+        ...
+
+    def regularize(self) -> None:
+        """Add the gradient of the method's penalty, after `backward` and before the step."""
+        ...
+
+    def step(self, epoch: int) -> "AllocationReport":
+        """Act on the channels after an epoch (0-based); the report is false if nothing changed."""
+        ...
+
+    def counts(self) -> dict[str, int]:
+        """Count the channels that are `moved` and `closed`, for a line of metrics."""
+        ...
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return what resuming needs beyond the model; None: nothing."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Continue from what `state_dict` returned."""
+        ...
+
+    @staticmethod
+    def apply_log(model: "nn.Module", log: Iterable["AllocationReport"]) -> None:
+        """Bring a fresh network into the form that the lines of `allocation.jsonl` lead to."""
+        ...
+
+    @staticmethod
+    def finish(model: "nn.Module") -> "nn.Module":
+        """Return a trained network as it is deployed."""
+        ...
+
+
+@dataclass(frozen=True)
+class MethodInfo:
+    """What the rest of the package knows about a method.
+
+    Attributes:
+        name: what users type.
+        paper_name: what the paper's tables call it.
+        words: what it does, for the plan of a run; `{goal}` and `{part}` stand for how much is
+            closed and in which part of the training.
+        colour: its colour in figures. All are of equal lightness, to read on white and on black.
+        rank: its place among the rows of a table, which follow Section 3.3.
+        run_by: `module:class` of the `ChannelMethod` that carries it out.
+        uses: the settings about channel selection that make a difference to it; `realloc` is an
+            option of the network.
+        is_selective: its network has selective convs.
+        moves: it re-allocates slots.
+        shifts: its slots are shifted; all of them, if it moves none.
+        cuts: it cuts channels out, which gives the network new parameters of other shapes.
+        has_penalty: it adds a penalty to the gradients.
+        is_baseline: other methods are compared with it.
+        needs_model: the only network that it works on; None: any.
+        network_options: options of the zoo's network that it needs.
+        target_macs: the target where none is given, as a part of the multiply-adds.
     """
-    if isinstance(method, Condenser):
-        return {"moved": 0, "closed": method.num_dropped()}
-    if isinstance(method, Slimmer):
-        return {"moved": 0, "closed": method.num_cut()}
-    layers = [layer for layer in model.modules() if isinstance(layer, SelectConvNd)]
-    return {
-        "moved": sum(int((layer.moved & layer.gate).sum()) for layer in layers),
-        "closed": sum(int((~layer.gate).sum()) for layer in layers),
-    }
+
+    name: str
+    paper_name: str
+    words: str
+    colour: str
+    rank: int
+    run_by: str
+    uses: tuple[str, ...] = ()
+    is_selective: bool = False
+    moves: bool = False
+    shifts: bool = False
+    cuts: bool = False
+    has_penalty: bool = False
+    is_baseline: bool = False
+    needs_model: str | None = None
+    network_options: Mapping[str, Any] = field(default_factory=dict)
+    target_macs: float | None = None
+
+    @property
+    def has_target(self) -> bool:
+        """Whether it can be told the cost to end at."""
+        return "target_macs" in self.uses
+
+    @property
+    def only_closes(self) -> bool:
+        """Whether its selective convs close slots and never re-open one."""
+        return self.is_selective and not (self.moves or self.shifts)
+
+    def implementation(self) -> type[ChannelMethod]:
+        """Load the class that carries it out."""
+        module, _, name = self.run_by.partition(":")
+        return cast(type[ChannelMethod], getattr(import_module(module), name))
+
+
+_SELECTIVE = "selectconv.train.channels:Selective"
+_ALLOCATION = ("gamma", "top_k", "max_copies", "stop_at", "grace", "damage", "shift_weight_decay",
+               "target_macs", "target_params", "realloc")  # fmt: skip
+
+METHODS = {
+    method.name: method
+    for method in (
+        MethodInfo(
+            name="plain",
+            paper_name="plain",
+            words="plain convolutions",
+            colour="#7f8c99",
+            rank=0,
+            run_by="selectconv.train.channels:Plain",
+            is_baseline=True,
+        ),
+        MethodInfo(
+            name="select",
+            paper_name="+D+R zero+shift (select)",
+            words="de-allocation, re-allocation with shifts; {goal}, in {part}",
+            colour="#d6459b",  # the paper's magenta
+            rank=5,
+            run_by=_SELECTIVE,
+            uses=_ALLOCATION,
+            is_selective=True,
+            moves=True,
+            shifts=True,
+        ),
+        MethodInfo(
+            name="zero",
+            paper_name="+D+R zero",
+            words="de-allocation, re-allocation without shifts; {goal}, in {part}",
+            colour="#2fa37c",
+            rank=2,
+            run_by=_SELECTIVE,
+            uses=_ALLOCATION,
+            is_selective=True,
+            moves=True,
+        ),
+        MethodInfo(
+            name="random",
+            paper_name="+D+R random",
+            words="de-allocation, re-allocation without shifts, weights drawn anew; "
+            "{goal}, in {part}",
+            colour="#b58a2a",
+            rank=3,
+            run_by=_SELECTIVE,
+            uses=_ALLOCATION,
+            is_selective=True,
+            moves=True,
+        ),
+        MethodInfo(
+            name="dealloc",
+            paper_name="+D",
+            words="de-allocation only; {goal}, in {part}",
+            colour="#3f8fd2",
+            rank=1,
+            run_by=_SELECTIVE,
+            uses=_ALLOCATION,
+            is_selective=True,
+        ),
+        MethodInfo(
+            name="shift",
+            paper_name="+S",
+            words="a shift for every 1x1 slot, no allocation",
+            colour="#8f7be0",
+            rank=4,
+            run_by=_SELECTIVE,
+            uses=("realloc", "shift_weight_decay"),
+            is_selective=True,
+            shifts=True,
+        ),
+        MethodInfo(
+            name="lgc",
+            paper_name="LGC",
+            words="learned group convolutions, condensed after 1/6, 2/6 and 3/6 of the epochs",
+            colour="#c9603f",
+            rank=6,
+            run_by="selectconv.train.channels:LearnedGroups",
+            uses=("group_lasso",),
+            has_penalty=True,
+            is_baseline=True,
+            needs_model="condensenet182",
+            # CondenseNet's own: each group of filters ends with one input in four.
+            network_options={"condense_factor": 4},
+        ),
+        MethodInfo(
+            name="slimming",
+            paper_name="slimming",
+            words="sparse batch norm scales, then their channels cut by Torch-Pruning; "
+            "{goal}, after {part}",
+            colour="#5f9ea0",
+            rank=7,
+            run_by="selectconv.train.channels:Slimming",
+            uses=("stop_at", "target_macs", "target_params", "bn_sparsity"),
+            cuts=True,
+            has_penalty=True,
+            target_macs=0.5,
+        ),
+    )
+}

@@ -1,6 +1,7 @@
-"""A run's network: built as its settings say, plain or selective, from the zoo or from outside."""
+"""A run's network: built as its settings say, or loaded from its folder."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -8,12 +9,14 @@ from torch import nn
 
 from selectconv.conversion.convert import convert
 from selectconv.data.image_set import DatasetInfo
-from selectconv.train.config import TrainConfig
+from selectconv.data.registry import dataset_info
+from selectconv.errors import RunError, UsageError
+from selectconv.train.checkpoint import load_weights
+from selectconv.train.config import TrainConfig, resolve
+from selectconv.train.run_folder import BEST, LAST, RunFolder
 from selectconv.zoo import create_model
 from selectconv.zoo.external import build_external, is_external
 
-# CondenseNet's own: each group of filters ends with one input in four.
-_CONDENSE_FACTOR = 4
 # The options of an external network that are `convert`'s, not the network's.
 _OF_CONVERT = ("realloc", "min_channels")
 
@@ -34,6 +37,61 @@ def build_plain(config: TrainConfig, info: DatasetInfo) -> nn.Module:
     return build_model(replace(config, method="plain", target_macs=None, target_params=None), info)
 
 
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run's network with its weights.
+
+    Attributes:
+        config: the run's settings.
+        info: its data set.
+        weights: the file of the weights.
+        model: the network as it was trained, in evaluation mode.
+    """
+
+    config: TrainConfig
+    info: DatasetInfo
+    weights: Path
+    model: nn.Module
+
+    def finished(self) -> nn.Module:
+        """Return the network as it is deployed; learned groups become group convs."""
+        return self.config.method_info.implementation().finish(self.model).eval()
+
+    def plain(self) -> nn.Module:
+        """Build the plain network of the same kind, with weights of its own."""
+        return build_plain(self.config, self.info).eval()
+
+
+def load_run(path: str | Path, *, best: bool = False) -> TrainedRun:
+    """Load a run's network with its last or best weights; no data is needed.
+
+    Raises:
+        UsageError: the folder is not a run, or has no weights yet.
+        RunError: the weights are damaged, or those of another network.
+    """
+    folder = RunFolder(path)
+    try:
+        config = resolve(folder.read_config())
+    except RunError as error:
+        raise UsageError(str(error)) from error
+    weights = folder / (BEST if best else LAST)
+    if not weights.exists():
+        raise UsageError(f"there is no {weights}: the run has not finished an epoch yet.")
+    info = dataset_info(config.data, config.image_size)
+    return TrainedRun(config, info, weights, load_network(config, info, weights))
+
+
+def load_network(config: TrainConfig, info: DatasetInfo, weights: Path) -> nn.Module:
+    """Build a run's network, in evaluation mode, with the weights of a file.
+
+    Raises:
+        RunError: the file is missing, damaged, or that of another network.
+    """
+    model = build_model(config, info)
+    load_weights(weights, model, slimmed=config.method_info.cuts)
+    return in_layout(model, config).eval()
+
+
 def in_layout(model: nn.Module, config: TrainConfig) -> nn.Module:
     """Return the model with its weights in the run's memory format."""
     if config.channels_last:
@@ -47,8 +105,8 @@ def _build_of_zoo(config: TrainConfig, info: DatasetInfo) -> nn.Module:
         # The stem that fits the images.
         "stem": {"tiny-imagenet": "tiny", "imagenet": "imagenet"}.get(config.data, "cifar"),
         # De-allocation alone needs no shifts (the parameter counts of Table 2).
-        "realloc": "none" if config.method == "dealloc" else "pointwise",
-        **({"condense_factor": _CONDENSE_FACTOR} if config.method == "lgc" else {}),
+        "realloc": "none" if config.method_info.only_closes else "pointwise",
+        **config.method_info.network_options,
         **config.model_options,
     }
     return create_model(
@@ -68,6 +126,6 @@ def _build_external(config: TrainConfig, info: DatasetInfo) -> nn.Module:
     )
     if not config.is_selective:
         return model
-    if config.method == "dealloc":
+    if config.method_info.only_closes:
         of_convert.setdefault("realloc", "none")
     return convert(model, torch.zeros(1, *info.shape), **of_convert)

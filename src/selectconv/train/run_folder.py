@@ -1,4 +1,4 @@
-"""A run's folder: what is in it, and that its files appear whole or not at all."""
+"""A run's folder: its files, each of which appears whole or not at all."""
 
 import json
 import os
@@ -9,7 +9,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from selectconv.errors import RunError
@@ -39,11 +38,11 @@ class RunFolder:
         return self.path / name
 
     def is_empty(self) -> bool:
-        """Tell whether nothing would be lost by starting here."""
+        """Return whether nothing would be lost by starting a run here."""
         return not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir()))
 
     def clear(self) -> None:
-        """Delete a run's own files; refuses a folder that holds anything else.
+        """Delete a run's own files; refuse a folder that holds anything else.
 
         Raises:
             RunError: there are files that no run wrote.
@@ -87,11 +86,11 @@ class RunFolder:
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise RunError(f"{path} cannot be read: {str(error).splitlines()[0]}.") from error
         if not isinstance(config, dict):
-            raise RunError(f"{path} does not hold settings.")
+            raise RunError(f"{path} must hold settings, one per line.")
         return config
 
     def status(self) -> str:
-        """Return `running`, `done` or `failed`; `running` also where nothing says otherwise."""
+        """Return `running`, `done` or `failed`; `running` if nothing says otherwise."""
         try:
             return str(json.loads((self / STATUS).read_text())["status"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -120,7 +119,7 @@ class RunFolder:
             raise RunError(f"cannot append to {path}: {error.strerror or error}.") from error
 
     def read(self, name: str) -> list[dict[str, Any]]:
-        """Read a jsonl file; what a killed process left of a last line does not count.
+        """Read a jsonl file; an unfinished last line, left by a killed process, is ignored.
 
         Raises:
             RunError: a line is not JSON.
@@ -132,7 +131,7 @@ class RunFolder:
         return rows
 
     def cut_after(self, epoch: int) -> None:
-        """Drop the lines of epochs that the checkpoint does not have: they will be run again."""
+        """Drop the lines of epochs after the checkpoint's: those epochs will be run again."""
         for name in (METRICS, ALLOCATION):
             if (self / name).exists():
                 kept = [row for row in self.read(name) if row["epoch"] <= epoch]
@@ -140,12 +139,14 @@ class RunFolder:
 
 
 def dumps(row: Mapping[str, Any]) -> str:
-    """Write a row as JSON in one line; floats keep all their digits."""
+    """Return a row as one line of JSON; floats keep all their digits."""
     return json.dumps(row, separators=(", ", ": "), allow_nan=False)
 
 
 def describe_environment() -> dict[str, Any]:
-    """Collect what a number depends on besides the settings: commit, versions, hardware."""
+    """Collect what results depend on besides the settings: commit, versions, hardware."""
+    import torch  # takes seconds, and reading a folder does not need it
+
     packages = ("selectconv", "torch", "numpy", "lightning-fabric")
     hardware = platform.processor() or platform.machine()
     if torch.cuda.is_available():

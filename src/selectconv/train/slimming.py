@@ -24,7 +24,7 @@ from selectconv.zoo.resnet import Bottleneck
 
 # No layer loses more of its channels than this.
 MOST_OF_A_LAYER = 0.9
-_KEPT = 1e3  # added to the scores, which are of order 1, of channels that are not to be cut
+_KEPT = 1e3  # added to the scores, which are of order 1, of channels that must not be cut
 # The search stops within this part of the target.
 _CLOSE_ENOUGH = 0.002
 _TRIALS = 14
@@ -46,7 +46,9 @@ def import_torch_pruning() -> Any:
 
 
 class Slimmer:
-    """Slim a plain network of the zoo while it trains: `regularize` a step, `step` an epoch.
+    """Slim a plain network of the zoo while it trains.
+
+    Call `regularize` in every training step, after `backward`, and `step` after every epoch.
 
     All state is in the model: what was cut shows in its shapes.
 
@@ -247,7 +249,7 @@ def prune_to_target(
 
 
 def fixed_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the layers whose outputs are not to be cut.
+    """Return the layers whose outputs must not be cut.
 
     These are the classifier, and what Torch-Pruning cannot follow: a trunk whose shortcuts append
     zeros (ResNet), and the grouped convs of CondenseNet, whose outputs are concatenated.

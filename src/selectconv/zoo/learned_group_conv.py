@@ -25,7 +25,7 @@ class LearnedGroupConv2d(nn.Conv2d):
     Attributes:
         reads: (groups, I) bool buffer: the inputs that each group of filters still reads.
         num_groups: how many groups there are.
-        condense_factor: in the end each group reads one input in so many.
+        condense_factor: in the end each group reads one input in `condense_factor`.
 
     Example:
         >>> layer = LearnedGroupConv2d.from_conv(nn.Conv2d(8, 4, 1, bias=False), 2, 4)
@@ -167,8 +167,8 @@ class CondensedConv2d(nn.Module):
 def condense(model: nn.Module) -> nn.Module:
     """Replace a model's learned group convs, in place, by selections and group convs.
 
-    Call it when the training is over: what comes out computes the same, with so many parameters
-    less, and cannot be condensed further.
+    Call it when the training is over: the result computes the same with fewer parameters, and
+    cannot be condensed further.
 
     Returns:
         The same model object.

@@ -7,36 +7,15 @@ from typing import Any
 
 from selectconv.report.compare.statistics import summarize
 from selectconv.report.runs.collect import Run
-from selectconv.train.config import resolve
+from selectconv.train.config import resolve, setting_names
+from selectconv.train.methods import METHODS
 
-# In the order of Section 3.3, with the paper's names.
-METHOD_NAMES = {
-    "plain": "plain",
-    "dealloc": "+D",
-    "zero": "+D+R zero",
-    "random": "+D+R random",
-    "shift": "+S",
-    "select": "+D+R zero+shift (select)",
-    "lgc": "LGC",
-    "slimming": "slimming",
-}
 # Where the paper has SelectChannel (API of `create_model`); the authors' code has it elsewhere.
 PAPERS_PLACEMENT = "input"
 # The first question, where a grid names none: these methods against the baseline.
 FIRST = ("select",)
 # How channels are selected: differs between the rows of a comparison.
-_SELECTION = ("gamma", "top_k", "max_copies", "stop_at", "grace", "damage", "shift_weight_decay",
-              "target_macs", "target_params", "group_lasso", "bn_sparsity", "realloc")  # fmt: skip
-# Of these, what a method makes use of; methods that are not here use all.
-_USED: dict[str, tuple[str, ...]] = {
-    "plain": (),
-    "shift": ("realloc", "shift_weight_decay"),
-    "lgc": ("group_lasso",),
-    "slimming": ("stop_at", "target_macs", "target_params", "bn_sparsity"),
-}
-# What a result does not depend on, or not by intention.
-_ASIDE = ("method", "seed", "data_root", "holdout", "device", "precision", "compile",
-          "channels_last")  # fmt: skip
+_SELECTION = (*setting_names("selection"), "realloc")
 
 
 @dataclass(frozen=True, order=True)
@@ -60,7 +39,7 @@ class RowKey:
     @property
     def name(self) -> str:
         """The paper's name of the method; another placement than the paper's is said."""
-        name = METHOD_NAMES.get(self.method, self.method)
+        name = METHODS[self.method].paper_name if self.method in METHODS else self.method
         return name if self.placement == PAPERS_PLACEMENT else f"{name} {self.placement}"
 
     @property
@@ -75,23 +54,17 @@ def keys_of(config: Mapping[str, Any]) -> tuple[GroupKey, RowKey]:
     selection = {"realloc": options.pop("realloc", None)}
     placement = options.pop("placement", PAPERS_PLACEMENT)
     selection |= {name: config[name] for name in _SELECTION if name in config}
-    rest = {
-        name: value
-        for name, value in config.items()
-        if name not in (*_SELECTION, *_ASIDE, "model", "data", "model_options")
-    }
+    rest = {name: value for name, value in config.items() if name in setting_names("training")}
     rest["model_options"] = options
-    method = config["method"]
-    if method in _USED:
-        selection = {name: selection.get(name) for name in _USED[method]}
-    if method == "plain":
-        placement = PAPERS_PLACEMENT
-    names = list(METHOD_NAMES)
-    rank = 2 * (names.index(method) if method in names else len(names))
+    method = METHODS.get(config["method"])  # None: planned, and not one of ours
+    if method is not None:
+        selection = {name: selection.get(name) for name in method.uses}
+        placement = placement if method.is_selective else PAPERS_PLACEMENT
+    rank = 2 * (len(METHODS) if method is None else method.rank)
     rank += placement != PAPERS_PLACEMENT  # after the paper's
     return (
         GroupKey(config["model"], config["data"], json.dumps(rest, sort_keys=True)),
-        RowKey(rank, method, placement, json.dumps(selection, sort_keys=True)),
+        RowKey(rank, config["method"], placement, json.dumps(selection, sort_keys=True)),
     )
 
 
@@ -161,11 +134,9 @@ class Group:
     @property
     def baseline(self) -> Row | None:
         """Plain training or, for want of it, learned group convolution."""
-        for method in ("plain", "lgc"):
-            for row in self.rows.values():
-                if row.key.method == method and row.runs:
-                    return row
-        return None
+        baselines = [method.name for method in METHODS.values() if method.is_baseline]
+        found = [self.find(name) for name in baselines]
+        return next((row for row in found if row is not None), None)
 
     def find(self, method: str, placement: str = PAPERS_PLACEMENT) -> Row | None:
         """Return the row of a method that has finished runs, the first of several."""

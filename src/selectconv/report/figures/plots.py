@@ -14,23 +14,14 @@ from markupsafe import Markup
 
 from selectconv.errors import RunError
 from selectconv.extras import needing
+from selectconv.train.methods import METHODS
 
 _COLUMN_PT = 450  # figures that are wider take the whole width
 _INK, _GRID, _PAPER = "#010203", "#c0c1c2", "#fdfcfb"
 _VARIABLES = {_INK: "currentColor", _GRID: "var(--grid)", _PAPER: "var(--paper)"}
 INK, GRID, PAPER = _INK, _GRID, _PAPER
 
-# Of equal lightness, so that each reads on white and on black; the paper's magenta for `select`.
-COLOURS = {
-    "plain": "#7f8c99",
-    "dealloc": "#3f8fd2",
-    "zero": "#2fa37c",
-    "random": "#b58a2a",
-    "shift": "#8f7be0",
-    "select": "#d6459b",
-    "lgc": "#c9603f",
-    "slimming": "#5f9ea0",
-}
+COLOURS = {method.name: method.colour for method in METHODS.values()}
 
 
 @dataclass(frozen=True)

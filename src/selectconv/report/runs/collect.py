@@ -12,7 +12,7 @@ from selectconv import __version__
 from selectconv.allocate.log import read_log
 from selectconv.allocate.report import AllocationReport
 from selectconv.errors import SelectConvError
-from selectconv.train.config import TrainConfig, resolve
+from selectconv.train.config import TrainConfig, declared_settings, resolve
 from selectconv.train.run_folder import (
     ALLOCATION,
     CONFIG,
@@ -24,8 +24,6 @@ from selectconv.train.run_folder import (
 )
 
 _DEPTH = 4  # how far below a given folder runs are looked for: results/GRID/runs/NAME
-# Settings that came later: runs of before have the defaults. Without any other, a file was cut.
-_LATER = {"group_lasso", "bn_sparsity", "target_macs", "target_params", "holdout"}
 
 
 @dataclass(frozen=True, eq=False)  # each is itself, and can be the key of a cache
@@ -167,7 +165,9 @@ def read_run(path: Path) -> Run:
             f"its settings are not those of this version ({__version__}; the run is of "
             f"{_version_of(environment)}): {error}"
         ) from error
-    lacking = set(config.to_dict()) - set(settings) - _LATER
+    # Runs from before a setting have its default. Without any other, the file was cut.
+    known = {name for name, declared in declared_settings().items() if not declared.came_later}
+    lacking = known - set(settings)
     if lacking:
         raise ValueError(
             f"{CONFIG} lacks {', '.join(sorted(lacking))}: it was cut, or is of another version."

@@ -4,7 +4,6 @@ from dataclasses import replace
 from functools import cache
 
 import torch
-from torch import nn
 
 from selectconv.core.layer import SelectConvNd
 from selectconv.data.registry import dataset_info
@@ -13,7 +12,6 @@ from selectconv.report.runs.collect import Run
 from selectconv.report.runs.replay import CLOSED, replay
 from selectconv.train.checkpoint import load_weights
 from selectconv.train.network import build_model
-from selectconv.zoo.learned_group_conv import condense, learned_group_convs
 
 
 @cache
@@ -32,26 +30,15 @@ def measure_size(run: Run) -> Cost | None:
     # Wherever it selects, a slot costs the same.
     options = {k: v for k, v in run.config.model_options.items() if k != "placement"}
     model = build_model(replace(run.config, model_options=options), info)
-    if run.config.method == "slimming":
+    method = run.config.method_info
+    if method.cuts:
         if run.weights is None:
             return None
         load_weights(run.weights, model, slimmed=True)
-    elif run.config.method == "lgc":
-        _condense(model, run)
+    else:
+        method.implementation().apply_log(model, run.allocation)
     for history in replay(run):
         layer = model.get_submodule(history.name)
         assert isinstance(layer, SelectConvNd)
         layer.close([slot for slot, state in enumerate(history.states[-1]) if state == CLOSED])
     return count(model, torch.zeros(1, *info.shape))
-
-
-def _condense(model: nn.Module, run: Run) -> None:
-    """Drop what the log says, and leave the rest as group convs."""
-    layers = learned_group_convs(model)
-    for report in run.allocation:
-        for name, plan in report.plan:
-            closed = plan.closed.tolist()
-            if name not in layers or max(closed, default=0) >= layers[name].reads.numel():
-                raise ValueError(f"its log does not fit the network at {name!r}.")
-            layers[name].reads.view(-1)[closed] = False
-    condense(model)

@@ -10,8 +10,7 @@ from selectconv.data.registry import load_dataset
 from selectconv.data.serve.device_loader import DeviceLoader
 from selectconv.errors import SelectConvError
 from selectconv.report.runs.collect import Run
-from selectconv.train.checkpoint import load_weights
-from selectconv.train.network import build_model
+from selectconv.train.network import build_model, load_network
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,7 @@ def load_trained(run: Run, num_images: int) -> Trained | str:
         )
         torch.manual_seed(config.seed)
         fresh = build_model(config, splits.info)
-        model = build_model(config, splits.info)
-        load_weights(run.weights, model)
+        model = load_network(config, splits.info, run.weights)
     except SelectConvError as error:
         return f"It could not be drawn: {error}"
     if not all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values()):
@@ -57,7 +55,7 @@ def load_trained(run: Run, num_images: int) -> Trained | str:
     chosen = splits.test.take(torch.arange(min(num_images, len(splits.test))))
     loader = DeviceLoader(chosen, splits.info, len(chosen), train=False)
     images, _ = next(loader.epoch(0))
-    return Trained(model.eval(), fresh.eval(), images, chosen.images)
+    return Trained(model, fresh.eval(), images, chosen.images)
 
 
 @torch.no_grad()

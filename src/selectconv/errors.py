@@ -30,7 +30,7 @@ class RunError(SelectConvError, RuntimeError):
 
 
 class DataError(SelectConvError, RuntimeError):
-    """A data set is not to be had, or its files are not what they should be."""
+    """A data set is not available, or its files are not what they should be."""
 
 
 class UsageError(SelectConvError, ValueError):

@@ -153,7 +153,7 @@ def norm_and_activations(
 
 
 def activation(node: fx.Node, module: nn.Module | None) -> Activation | None:
-    """Return the elementwise function that a step is, with its settings; None: it is none."""
+    """Return a step's elementwise function with its settings; None if it is not elementwise."""
     if _is_activation(module):
         return module
     if any(isinstance(value, fx.Node) for value in (*node.args[1:], *node.kwargs.values())):

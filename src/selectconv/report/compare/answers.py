@@ -1,4 +1,4 @@
-"""What a comparison answers: each method against the baseline, question by question.
+"""What a comparison answers: each method compared with the baseline, question by question.
 
 Held-out runs are asked in a fixed sequence: the loss first, then the error, which counts only if
 the losses differ. Runs without held-out images are asked for the error alone.
@@ -18,7 +18,7 @@ from selectconv.report.compare.statistics import (
 
 @dataclass(frozen=True)
 class Question:
-    """One measure of a method against another's.
+    """One measure of a method, compared with another method's.
 
     Attributes:
         measure: "loss" or "error".
@@ -39,7 +39,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """A method against another.
+    """A method compared with another.
 
     Attributes:
         row: the method.
@@ -72,7 +72,7 @@ class Answer:
 def answer(group: Group) -> dict[RowKey, Answer]:
     """Compare what can be compared: at least two common seeds.
 
-    First questions, and placements, stand for themselves. The others are corrected for their
+    First questions and placements are not corrected. The others are corrected for their
     number by Holm's method; those that have no answer yet count.
     """
     baseline = group.baseline
@@ -125,7 +125,7 @@ def answer(group: Group) -> dict[RowKey, Answer]:
 
 
 def _opponent(group: Group, baseline: Row, row: Row) -> Row | None:
-    """Return whom a row is compared with; None for the baseline itself."""
+    """Return the row that a row is compared with; None for the baseline itself."""
     if row.key.placement != PAPERS_PLACEMENT:
         return group.find(row.key.method)
     return None if row is baseline else baseline

@@ -155,7 +155,7 @@ def build_table(
     words.append("p of the second questions is Holm's." if corrected else "")
     placed = any(key.placement != PAPERS_PLACEMENT for key in group.rows)
     words.append(
-        "Another placement is held against the paper's, not the baseline." if placed else ""
+        "Another placement is compared with the paper's, not with the baseline." if placed else ""
     )
     words.append("Paper: quoted as printed, for its own networks, images and epochs.")
     return ResultTable(
@@ -176,7 +176,7 @@ def _selection_words(row: Row) -> str:
 
 
 def _missing(row: Row) -> str:
-    """Say which runs are missing and why; a reason that many share is said once."""
+    """Say which runs are missing and why; a reason that many share is given once."""
     names: dict[str, list[str]] = {}
     for name, reason in row.missing.items():
         names.setdefault(reason, []).append(name)

@@ -1,4 +1,4 @@
-"""Runs as a report needs them: read from their folders, or left out with the reason."""
+"""Read finished runs from their folders, or leave them out and say why."""
 
 import json
 import math
@@ -24,7 +24,7 @@ from selectconv.train.run_folder import (
 )
 
 _DEPTH = 4  # how far below a given folder runs are looked for: results/GRID/runs/NAME
-# Settings that came later: runs of before have the defaults. Without any other, a file was cut.
+# Settings that came later: older runs have the defaults. A file without any other one was cut.
 _LATER = {"group_lasso", "bn_sparsity", "target_macs", "target_params", "holdout"}
 
 
@@ -37,7 +37,7 @@ class Run:
         config: its settings.
         metrics: one row per epoch.
         allocation: one report for each step that changed something.
-        environment: commit, versions, hardware; empty where there is no such file.
+        environment: commit, versions, hardware; empty if there is no such file.
         holdout: images, error in per cent and loss of `holdout.json`; None where it was not asked.
     """
 
@@ -65,7 +65,7 @@ class Run:
 
     @property
     def best_error(self) -> float:
-        """Lowest test error of an epoch, which was chosen by looking at the test set."""
+        """The lowest test error of any epoch, chosen on the test set."""
         return min(float(row["test_error"]) for row in self.metrics)
 
     @property
@@ -81,7 +81,7 @@ class Run:
 
     @property
     def command(self) -> str:
-        """What repeats the run."""
+        """The command that repeats the run."""
         words = ["--config", str(self.path / CONFIG), "--out", f"runs/{self.name}"]
         return shlex.join(["selectconv", "train", *words])
 
@@ -92,8 +92,8 @@ class Collection:
 
     Attributes:
         runs: the finished runs.
-        left_out: a line for everything that is not among them, with the reason.
-        notes: a line for runs that are, but with something to know.
+        left_out: one line for each run or folder that is not among them, with the reason.
+        notes: one line for each run among them that needs a remark.
         reasons: why a run that was found is not among them, by its name.
     """
 
@@ -103,7 +103,7 @@ class Collection:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def leave_out(self, path: Path, error: Exception) -> None:
-        """Note a run that is not to be reported, and why."""
+        """Note a run that will not be reported, and why."""
         reason = " ".join(str(error).split())
         self.left_out.append(f"{path}: {reason}")
         self.reasons[path.name] = reason
@@ -135,7 +135,9 @@ def collect(folders: Iterable[Path]) -> Collection:
             found.runs.append(run)
             version = _version_of(run.environment)
             if version != __version__:
-                found.notes.append(f"{path}: of selectconv {version}; this is {__version__}.")
+                found.notes.append(
+                    f"{path}: written by selectconv {version}; this is {__version__}."
+                )
     return found
 
 
@@ -146,7 +148,7 @@ def _absent(path: Path) -> str:
 def _find_runs(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    marks = (CONFIG, METRICS)  # a run that lacks one of them is to be named, not overlooked
+    marks = (CONFIG, METRICS)  # a run that lacks one of them is named, not overlooked
     patterns = ["/".join(["*"] * depth + [mark]) for depth in range(_DEPTH) for mark in marks]
     return sorted({path.parent for pattern in patterns for path in folder.glob(pattern)})
 
@@ -164,13 +166,13 @@ def read_run(path: Path) -> Run:
         config = resolve(settings)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"its settings are not those of this version ({__version__}; the run is of "
-            f"{_version_of(environment)}): {error}"
+            f"its settings are not those of this version ({__version__}; the run was written "
+            f"by {_version_of(environment)}): {error}"
         ) from error
     lacking = set(config.to_dict()) - set(settings) - _LATER
     if lacking:
         raise ValueError(
-            f"{CONFIG} lacks {', '.join(sorted(lacking))}: it was cut, or is of another version."
+            f"{CONFIG} lacks {', '.join(sorted(lacking))}: it was cut, or another version wrote it."
         )
     metrics = folder.read(METRICS)
     if folder.status() != "done" or len(metrics) != config.epochs:
@@ -198,7 +200,7 @@ def _check_numbers(row: Mapping[str, Any], names: Iterable[str], where: str) -> 
     for name in names:
         value = row.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{where}: `{name}` is no number but {value!r}.")
+            raise ValueError(f"{where}: `{name}` is not a number: {value!r}.")
         if not math.isfinite(value) or value < 0:
             raise ValueError(f"{where}: `{name}` is {value}.")
 

@@ -188,8 +188,7 @@ def load_dataset(
         subset: how many training images to use: the first of a permutation that depends on nothing
             but the data set (`subset_index`). None: all.
         test_subset: likewise for the test images.
-        image_size: shrink the images to this height and width, a whole fraction of theirs. None:
-            as they are.
+        image_size: the height and width to shrink the images to; it must divide theirs.
         holdout: return the images that are not trained on, too.
 
     Returns:
@@ -207,26 +206,25 @@ def load_dataset(
         ValueError: `name` must be one of ... Did you mean 'cifar10'?
     """
     entry = _entry(name)
-    # Before anything is read or fetched.
-    _check_subset("subset", subset, entry.info.num_train, name)
+    _check_subset("subset", subset, entry.info.num_train, name)  # before anything is read
     _check_subset("test_subset", test_subset, entry.info.num_test, name)
     info = dataset_info(name, image_size)
     train, test = entry.read(_have(entry, root, fetch), entry.info)
-    full = (entry.info.num_train, entry.info.num_test)
-    if (len(train), len(test)) != full:
-        _log.warning(
-            f"{name}: {len(train):,} training and {len(test):,} test images found; the full set "
-            f"has {full[0]:,} and {full[1]:,}."
-        )
-    held_out: list[Images] = []
+    _warn_if_incomplete(entry.info, len(train), len(test))
+    parts = [_take("subset", train, subset, name), _take("test_subset", test, test_subset, name)]
     if holdout:
-        held_out = [*_leave("subset", train, subset, name), test]
-    train = _take("subset", train, subset, name)
-    test = _take("test_subset", test, test_subset, name)
+        parts += [*_leave("subset", train, subset, name), test]
     if image_size is not None:
-        train, test = (shrink_images(images, image_size) for images in (train, test))
-        held_out = [shrink_images(images, image_size) for images in held_out]
-    return Splits(info, train, test, tuple(held_out))
+        parts = [shrink_images(images, image_size) for images in parts]
+    return Splits(info, parts[0], parts[1], tuple(parts[2:]))
+
+
+def _warn_if_incomplete(info: DatasetInfo, num_train: int, num_test: int) -> None:
+    if (num_train, num_test) != (info.num_train, info.num_test):
+        _log.warning(
+            f"{info.name}: {num_train:,} training and {num_test:,} test images found; the full set "
+            f"has {info.num_train:,} and {info.num_test:,}."
+        )
 
 
 def _have(entry: Entry, root: Path | str | None, fetch: bool) -> Path:

@@ -78,7 +78,11 @@ def answer(group: Group) -> dict[RowKey, Answer]:
     baseline = group.baseline
     if baseline is None:
         return {}
-    against = {key: _opponent(group, baseline, row) for key, row in group.rows.items()}
+    pairs = {
+        key: (other, row)
+        for key, row in group.rows.items()
+        if (other := _opponent(group, baseline, row)) is not None
+    }
     family = [
         key
         for key, row in group.rows.items()
@@ -86,31 +90,14 @@ def answer(group: Group) -> dict[RowKey, Answer]:
         and key.method not in group.first
         and key.placement == PAPERS_PLACEMENT
     ]
-    measures = ("loss", "error") if group.is_held_out else ("error",)
     asked: dict[RowKey, list[Question]] = {}
-    for measure in measures:
-        results = {
-            key: compare(other.measured(measure), group.rows[key].measured(measure))
-            for key, other in against.items()
-            if other is not None
-        }
-        found = {key: result for key, result in results.items() if result is not None}
-        corrected = correct_holm({key: found[key].p if key in found else 1.0 for key in family})
-        for key, result in found.items():
-            before = asked.setdefault(key, [])
-            other = against[key]
-            assert other is not None
-            old, new = (row.mean(measure, result.seeds) for row in (other, group.rows[key]))
-            counts = all(question.p < LEVEL for question in before)
-            p = corrected.get(key, result.p)
-            before.append(Question(measure, old, new, result, p, counts))
+    for measure in ("loss", "error") if group.is_held_out else ("error",):
+        _ask(measure, pairs, family, asked)
     answers = {}
     for key, questions in asked.items():
-        other = against[key]
-        assert other is not None
+        other, row = pairs[key]
         related = family if key in family else [key]
         missing = [*other.missing, *(name for k in related for name in group.rows[k].missing)]
-        row = group.rows[key]
         answers[key] = Answer(
             row,
             other,
@@ -122,6 +109,27 @@ def answer(group: Group) -> dict[RowKey, Answer]:
             else equivalence_p(other.measured("error"), row.measured("error"), group.margin),
         )
     return answers
+
+
+def _ask(
+    measure: str,
+    pairs: dict[RowKey, tuple[Row, Row]],
+    family: list[RowKey],
+    asked: dict[RowKey, list[Question]],
+) -> None:
+    """Add the question about a measure to what was asked before, for each pair that has one."""
+    found = {
+        key: result
+        for key, (other, row) in pairs.items()
+        if (result := compare(other.measured(measure), row.measured(measure))) is not None
+    }
+    corrected = correct_holm({key: found[key].p if key in found else 1.0 for key in family})
+    for key, result in found.items():
+        before = asked.setdefault(key, [])
+        old, new = (row.mean(measure, result.seeds) for row in pairs[key])
+        counts = all(question.p < LEVEL for question in before)
+        p = corrected.get(key, result.p)
+        before.append(Question(measure, old, new, result, p, counts))
 
 
 def _opponent(group: Group, baseline: Row, row: Row) -> Row | None:

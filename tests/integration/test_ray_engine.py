@@ -99,5 +99,5 @@ class FakeRay:
 
 def test_more_gpus_than_the_cluster_has_are_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", FakeRay())
-    with pytest.raises(RunError, match="a run wants 2 GPUs; the cluster has 1"):
+    with pytest.raises(RunError, match="a run needs 2 GPUs; the cluster has 1"):
         run_ray([], tmp_path, 1, lambda outcome: None, gpus_per_run=2)

@@ -48,7 +48,7 @@ def test_a_truncated_file_is_refused(tmp_path, cut):
     write_cifar10(tmp_path)
     path = tmp_path / "data_batch_3.bin"
     path.write_bytes(path.read_bytes()[:-cut])
-    with pytest.raises(DataError, match=r"data_batch_3.bin is truncated or no CIFAR-10 file: "):
+    with pytest.raises(DataError, match=r"data_batch_3.bin is truncated or not a CIFAR-10 file: "):
         read_cifar10(tmp_path, CIFAR10)
 
 
@@ -97,5 +97,5 @@ def test_files_of_the_other_cifar_are_refused(tmp_path):
     write_cifar100(tmp_path, num_train=7)
     for name in CIFAR10_FILES:
         (tmp_path / name).write_bytes((tmp_path / "train.bin").read_bytes())
-    with pytest.raises(DataError, match=r"data_batch_1\.bin is truncated or no CIFAR-10 file"):
+    with pytest.raises(DataError, match=r"data_batch_1\.bin is truncated or not a CIFAR-10 file"):
         read_cifar10(tmp_path, CIFAR10)

@@ -104,7 +104,7 @@ def test_a_good_file_arrives(server, folder, kind):
 
 def test_a_file_that_is_there_is_replaced_by_a_good_one_only(server, folder):
     (folder / "good").write_text("old")
-    assert_fails(folder, source(server, "good", md5="0" * 32), "came with MD5")
+    assert_fails(folder, source(server, "good", md5="0" * 32), "has the MD5")
     assert (folder / "good").read_text() == "old"
     download(source(server, "good"), folder)
     assert (folder / "good").read_bytes() == CONTENT
@@ -112,11 +112,11 @@ def test_a_file_that_is_there_is_replaced_by_a_good_one_only(server, folder):
 
 def test_a_wrong_checksum_is_refused(server, folder):
     wanted = source(server, "good", md5="0" * 32)
-    assert_fails(folder, wanted, f"came with MD5 {MD5}, published is 00000")
+    assert_fails(folder, wanted, f"has the MD5 {MD5}, wanted 00000")
 
 
 def test_a_status_of_404_is_named(server, folder):
-    assert_fails(folder, source(server, "gone"), "cannot be had: status 404, Not here")
+    assert_fails(folder, source(server, "gone"), "is not available: status 404, Not here")
 
 
 def test_a_success_without_content_is_refused(server, folder):
@@ -125,7 +125,7 @@ def test_a_success_without_content_is_refused(server, folder):
 
 def test_a_connection_that_breaks_off_is_noticed(server, folder):
     # The checksum of what came is right: the length alone tells.
-    assert_fails(folder, source(server, "short"), "broke off: 1,024,000 of 1,025,000 bytes came")
+    assert_fails(folder, source(server, "short"), "broke off after 1,024,000 of 1,025,000 bytes")
 
 
 def test_a_file_that_is_announced_too_large_is_not_begun(server, folder):
@@ -139,7 +139,7 @@ def test_a_file_that_does_not_end_is_cut_off(server, folder):
 
 
 def test_a_redirection_to_a_local_file_is_refused(server, folder):
-    assert_fails(folder, source(server, "redirect-to-file"), "cannot be had")
+    assert_fails(folder, source(server, "redirect-to-file"), "is not available")
 
 
 def test_a_silent_server_is_given_up(server, folder):
@@ -152,11 +152,11 @@ def test_nobody_there(folder, monkeypatch):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         port = server.server_address[1]
     wanted = Download(f"http://127.0.0.1:{port}/x", MD5, 10)
-    assert_fails(folder, wanted, "cannot be had: .*refused")
+    assert_fails(folder, wanted, "is not available: .*refused")
 
 
 def test_an_impossible_address(folder):
-    assert_fails(folder, Download("nonsense", MD5, 10), "cannot be had: unknown url type")
+    assert_fails(folder, Download("nonsense", MD5, 10), "is not available: unknown url type")
 
 
 def test_a_folder_that_is_not_there(server, tmp_path):

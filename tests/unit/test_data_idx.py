@@ -79,7 +79,7 @@ def test_a_truncated_gzip_file_is_refused(tmp_path, cut):
     write_fashion_mnist(tmp_path)
     path = tmp_path / f"{IMAGES}.gz"
     path.write_bytes(path.read_bytes()[:-cut])
-    with pytest.raises(DataError, match=f"{path.name} cannot be read, it is damaged or incomplete"):
+    with pytest.raises(DataError, match=f"{path.name} cannot be read; it is damaged or incomplete"):
         read_fashion_mnist(tmp_path, INFO)
 
 
@@ -99,7 +99,7 @@ def test_another_magic_is_refused(tmp_path, magic):
     write_fashion_mnist(tmp_path)
     content = idx_bytes(fashion_arrays()[IMAGES])
     path = write(tmp_path, IMAGES, magic + content[4:])
-    message = f"{path.name} is no IDX file.*starts with {magic.hex(' ')}, wanted 00 00 08 03"
+    message = f"{path.name} is not an IDX file.*starts with {magic.hex(' ')}, wanted 00 00 08 03"
     with pytest.raises(DataError, match=message):
         read_fashion_mnist(tmp_path, INFO)
 
@@ -159,7 +159,7 @@ def test_mnist_in_the_same_files_is_refused(tmp_path):
     same = dataclasses.replace(INFO, num_train=20, mean=(mean,))
     assert len(read_fashion_mnist(tmp_path, same)[0]) == 20
     other = dataclasses.replace(same, mean=(mean - 0.02,))
-    with pytest.raises(DataError, match=f"another set than Fashion-MNIST: .* mean {mean:.4f}"):
+    with pytest.raises(DataError, match=f"does not hold Fashion-MNIST: .* mean {mean:.4f}"):
         read_fashion_mnist(tmp_path, other)
 
 

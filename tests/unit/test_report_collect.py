@@ -63,8 +63,8 @@ def set_option(**options):
 
 LAYER = "blocks.0.0.pointwise.conv"
 DAMAGES = {
-    "text for a number": (in_metrics(test_error="abc"), "`test_error` is no number but 'abc'"),
-    "null": (in_metrics(seconds=None), "`seconds` is no number but None"),
+    "text for a number": (in_metrics(test_error="abc"), "`test_error` is not a number: 'abc'"),
+    "null": (in_metrics(seconds=None), "`seconds` is not a number: None"),
     "NaN": (in_metrics(test_error=float("nan")), "`test_error` is nan"),
     "infinity": (in_metrics(test_loss=float("inf")), "`test_loss` is inf"),
     "negative": (in_metrics(moved=-1), "`moved` is -1"),
@@ -121,7 +121,7 @@ def test_an_odd_environment_does_not_matter(tmp_path):
     (run / "env.json").write_text('{"versions": ["0.1"]}')
     found = collect([tmp_path])
     assert len(found.runs) == 1
-    assert "of selectconv None" in found.notes[0]
+    assert "written by selectconv None" in found.notes[0]
 
 
 def test_runs_of_results_are_found_from_its_top(tmp_path):

@@ -99,7 +99,7 @@ def test_equivalence_by_hand(tmp_path):
         (None, "no holdout.json"),
         ("{", "cannot be read"),
         ("[1]", "does not hold"),
-        ({"images": 5, "error": "low", "loss": 1.0}, "`error` is no number"),
+        ({"images": 5, "error": "low", "loss": 1.0}, "`error` is not a number: 'low'"),
         ({"images": 5, "error": 1.0, "loss": float("nan")}, "`loss` is nan"),
     ],
 )

@@ -58,7 +58,7 @@ def test_a_run_of_another_version_is_refused_an_older_one_is_not(tmp_path):
     assert jobs.find_state(planned(), tmp_path) == "done"
     (folder / "config.yaml").write_text(text + "warp: 9\n")
     with pytest.raises(
-        RunError, match="a holds a run of another version: `setting` must be one of"
+        RunError, match="a holds a run written by another version: `setting` must be one of"
     ):
         jobs.find_state(planned(), tmp_path)
 

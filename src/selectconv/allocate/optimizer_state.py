@@ -13,7 +13,7 @@ def check_owns(optimizer: torch.optim.Optimizer, layers: Mapping[str, SelectConv
     """Check that an optimizer trains what the layers learn.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not an optimizer.
         AllocationError: it does not own all of their weights and shifts.
     """
     if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "state"):

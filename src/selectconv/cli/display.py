@@ -1,4 +1,4 @@
-"""How a run shows its progress: one line per epoch, and on a terminal a bar as well."""
+"""How a run shows its progress: a bar in a terminal, and one line per epoch everywhere."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -45,7 +45,7 @@ class Lines:
 
 
 class Bars(Lines):
-    """A bar over the whole training with the time that is left, and one line per epoch."""
+    """A bar over the whole training with the remaining time, and one line per epoch."""
 
     def __init__(self, config: TrainConfig, console: Console) -> None:
         super().__init__(config, console)

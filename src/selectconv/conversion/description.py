@@ -44,8 +44,8 @@ class Description(tuple[ConvRow, ...]):
     """The rows of `describe`, which print as a table.
 
     Attributes:
-        path: how the selective layers compute in eager mode where the model is: a kernel, or why
-            there is none.
+        path: how the selective layers compute in eager mode where the model is: a kernel, or
+            the reason why not.
     """
 
     path: str

@@ -375,7 +375,7 @@ class SlottedConvNd(nn.modules.conv._ConvNd):
     def zero_slots(self, tensor: Tensor, slots: Tensor) -> None:
         """Zero in place what belongs to `slots` in a tensor laid out as a slot parameter."""
         slots = slots.to(tensor.device)
-        if tensor.ndim <= 2:  # a row a slot; weights have at least three axes
+        if tensor.ndim <= 2:  # one row per slot; weights have at least three axes
             tensor[slots] = 0
         else:
             slots_of(tensor, self.groups)[self._group_and_slot(slots)] = 0

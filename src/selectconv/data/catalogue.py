@@ -23,8 +23,8 @@ class Entry:
         places: where in a folder the files may be; fetched ones go to the first. Empty: no files.
         files: what must be there.
         read: the reader of such a folder.
-        wanted: what to put where it is missing.
-        suffixes: what may stand behind the files' names.
+        wanted: what to put into the folder if they are missing.
+        suffixes: what the files' names may end with.
     """
 
     info: DatasetInfo
@@ -150,7 +150,7 @@ ENTRIES = {
             ("imagenet", "."),
             image_folder.FILES,
             image_folder.read_image_folder,
-            "imagenet/ with train/ and val/, each with one folder of JPEG files a class",
+            "imagenet/ with train/ and val/, each with one folder of JPEG files per class",
         ),
         Entry(
             DatasetInfo(
@@ -161,7 +161,7 @@ ENTRIES = {
                 num_train=1437,
                 num_test=360,
                 padding=1,
-                flip=False,  # a mirrored digit is none
+                flip=False,  # a mirrored digit is not a digit
                 mean=(0.3054,),
                 std=(0.3753,),
             ),

@@ -1,4 +1,4 @@
-"""Images in memory, what is known about their data set, and the fixed choice of a part of them."""
+"""Images in memory, the description of their data set, and the fixed choice of a subset."""
 
 from dataclasses import dataclass
 
@@ -92,7 +92,7 @@ def subset_index(num_images: int, size: int) -> Tensor:
     start of a larger one.
 
     Raises:
-        TypeError, ValueError: `size` is no integer from 1 to `num_images`.
+        TypeError, ValueError: `size` is not an integer from 1 to `num_images`.
 
     Example:
         >>> subset_index(60_000, 4).tolist()

@@ -13,12 +13,12 @@ from selectconv.data.read.image_folder import ImageFolder
 def shrunk_info(info: DatasetInfo, image_size: int) -> DatasetInfo:
     """Describe a data set whose images are shrunk: their shape, and the padding of their crops.
 
-    Mean and deviation stay those of the full images: means over pixels have the same mean, and a
-    deviation that is a little smaller does not matter.
+    Mean and deviation stay those of the full images: averaging pixels keeps the mean, and the
+    slightly smaller deviation does not matter.
 
     Raises:
-        TypeError, ValueError: a size that is no whole fraction of the images' own, or a data set
-            whose images are cropped from files.
+        TypeError, ValueError: the size does not divide the images' own, or the data set's images
+            are cropped from files.
     """
     check_count("image_size", image_size, 1)
     channels, height, width = info.shape

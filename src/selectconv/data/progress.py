@@ -12,10 +12,10 @@ def progress_bar(
 ) -> Iterator[Callable[[int], None]]:
     """Show a bar while the block runs; the block gets the function that advances it.
 
-    Without rich (the `train` extra) nothing is shown: no work should fail for want of a bar.
+    Without rich (the `train` extra) nothing is shown: a missing bar is no reason to fail.
 
     Args:
-        title: stands left of the bar.
+        title: the text to the left of the bar.
         total: where it ends; None: unknown.
         of_bytes: bytes rather than pieces.
     """

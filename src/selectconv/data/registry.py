@@ -1,4 +1,4 @@
-"""Data sets by name: found or fetched, read, or missed with a word about what to put where."""
+"""Data sets by name: find, fetch and load them; errors say what to put where."""
 
 import logging
 import os
@@ -99,7 +99,7 @@ def where_to_look(name: str, root: Path | str | None = None) -> list[Path]:
 
 
 def find_dataset(name: str, root: Path | str | None = None) -> Path | None:
-    """Return where a data set is, without changing anything; None if it is nowhere.
+    """Return where a data set is, without changing anything; None if it is not found.
 
     It is the folder with its files, or the archive as published, which `load_dataset` and
     `fetch_dataset` unpack beside itself.
@@ -110,7 +110,7 @@ def find_dataset(name: str, root: Path | str | None = None) -> Path | None:
 
     Raises:
         ValueError: unknown name.
-        DataError: a folder has some of the files only.
+        DataError: a folder has only some of the files.
     """
     entry = _entry(name)
     for base in search_roots(root):
@@ -138,7 +138,7 @@ def _unpacked(name: str, root: Path | str | None) -> Path | None:
 
 
 def fetch_dataset(name: str, root: Path | str | None = None) -> Path | None:
-    """Fetch a data set unless it is there.
+    """Fetch a data set unless it is there already.
 
     Args:
         name: one of `list_datasets()`.
@@ -149,7 +149,7 @@ def fetch_dataset(name: str, root: Path | str | None = None) -> Path | None:
 
     Raises:
         ValueError: unknown name.
-        DataError: it cannot be had; the error says what to put where.
+        DataError: it is not available; the error says what to put where.
     """
     entry = _entry(name)
     if not entry.places:
@@ -184,22 +184,21 @@ def load_dataset(
         name: one of `list_datasets()`.
         root: exclusive: nothing else is searched, nothing is fetched. None: the known places
             (`where_to_look`) are searched, and what is missing is fetched into the cache.
-        fetch: may what is missing be fetched?
-        subset: use that many training images, the first of a permutation that depends on nothing
+        fetch: whether to fetch what is missing.
+        subset: how many training images to use: the first of a permutation that depends on nothing
             but the data set (`subset_index`). None: all.
         test_subset: likewise for the test images.
-        image_size: shrink the images to this height and width, a whole fraction of theirs. None:
-            as they are.
+        image_size: the height and width to shrink the images to; it must divide theirs.
         holdout: return the images that are not trained on, too.
 
     Returns:
         In memory (`ImageSet`), for ImageNet as files (`ImageFolder`).
 
     Raises:
-        TypeError, ValueError: unknown name (the nearest one is named), or a subset that is no
-            number from 1 to the size of the set, or an image size that is not accepted.
-        DataError: the data is not to be had, or damaged; the error says which file, or what to put
-            where.
+        TypeError, ValueError: unknown name (the nearest one is named), a subset that is not
+            a number from 1 to the size of the set, or an image size that is not accepted.
+        DataError: the data is not available, or damaged; the error says which file, or what to
+            put where.
 
     Example:
         >>> load_dataset("cifra10")
@@ -207,26 +206,25 @@ def load_dataset(
         ValueError: `name` must be one of ... Did you mean 'cifar10'?
     """
     entry = _entry(name)
-    # Before anything is read or fetched.
-    _check_subset("subset", subset, entry.info.num_train, name)
+    _check_subset("subset", subset, entry.info.num_train, name)  # before anything is read
     _check_subset("test_subset", test_subset, entry.info.num_test, name)
     info = dataset_info(name, image_size)
     train, test = entry.read(_have(entry, root, fetch), entry.info)
-    full = (entry.info.num_train, entry.info.num_test)
-    if (len(train), len(test)) != full:
-        _log.warning(
-            f"{name}: {len(train):,} training and {len(test):,} test images found; the full set "
-            f"has {full[0]:,} and {full[1]:,}."
-        )
-    held_out: list[Images] = []
+    _warn_if_incomplete(entry.info, len(train), len(test))
+    parts = [_take("subset", train, subset, name), _take("test_subset", test, test_subset, name)]
     if holdout:
-        held_out = [*_leave("subset", train, subset, name), test]
-    train = _take("subset", train, subset, name)
-    test = _take("test_subset", test, test_subset, name)
+        parts += [*_leave("subset", train, subset, name), test]
     if image_size is not None:
-        train, test = (shrink_images(images, image_size) for images in (train, test))
-        held_out = [shrink_images(images, image_size) for images in held_out]
-    return Splits(info, train, test, tuple(held_out))
+        parts = [shrink_images(images, image_size) for images in parts]
+    return Splits(info, parts[0], parts[1], tuple(parts[2:]))
+
+
+def _warn_if_incomplete(info: DatasetInfo, num_train: int, num_test: int) -> None:
+    if (num_train, num_test) != (info.num_train, info.num_test):
+        _log.warning(
+            f"{info.name}: {num_train:,} training and {num_test:,} test images found; the full set "
+            f"has {info.num_train:,} and {info.num_test:,}."
+        )
 
 
 def _have(entry: Entry, root: Path | str | None, fetch: bool) -> Path:
@@ -267,7 +265,7 @@ def _take(argument: str, images: Images, size: int | None, name: str) -> Images:
 
 
 def _leave(argument: str, images: Images, size: int | None, name: str) -> tuple[Images, ...]:
-    """Return the images that `_take` leaves, as one part, or none if it leaves nothing."""
+    """Return the images that `_take` leaves, as one part; no part if nothing is left."""
     if size is None or size == len(images):
         return ()
     _check_subset(argument, size, len(images), name)

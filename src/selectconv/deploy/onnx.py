@@ -150,7 +150,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _with_batch(value: Any, batch: int) -> Any:
-    """Repeat the examples of a batch, each time weaker, up to so many of them."""
+    """Repeat a batch's examples, each repetition scaled down, until there are `batch` of them."""
 
     def resize(tensor: Any) -> Any:
         if not isinstance(tensor, Tensor) or tensor.ndim == 0:

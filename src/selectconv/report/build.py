@@ -1,4 +1,4 @@
-"""The report: from folders to the page."""
+"""Build the report: from the runs to the page and its tables."""
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import product
@@ -59,12 +59,12 @@ def build_report(
         found: the runs.
         title: of the page.
         note: what to know about the scale.
-        table: which figures of the paper stand beside the runs' own.
+        table: which of the paper's tables to quote beside the runs.
         scale: of the grid; empty for runs that belong to none.
         test: the statistical test that was named before the runs.
         missing: name, settings and reason of planned runs that are not finished.
         first: the methods of the test's first question.
-        margin: points of error within which a method counts as no worse; None: nobody asks.
+        margin: points of error within which a method counts as no worse; None: not tested.
     """
     groups = group_runs(found.runs, missing, first, margin)
     tables = [build_table(group, table=table, scale=scale, test=test) for group in groups]
@@ -121,7 +121,7 @@ def _plan_close_look(run: Run, name: str) -> list[tuple[str, Callable[[], Figure
 
 
 def _draw(title: str, draw: Callable[[], Figure | None], run: Run | None) -> Figure | None:
-    """Draw a figure; where a run's files do not allow it, say why in its place."""
+    """Draw a figure; if a run's files do not allow it, say why in its place."""
     try:
         return draw()
     except (SelectConvError, ArithmeticError, LookupError, RuntimeError, ValueError) as error:
@@ -131,7 +131,7 @@ def _draw(title: str, draw: Callable[[], Figure | None], run: Run | None) -> Fig
 
 
 def choose_run(group: Group) -> Run | None:
-    """Choose whom to look at closely: of the method that moves most, the run of median error."""
+    """Choose the run to look at closely: the median one of the method that moves most."""
     allocating = [method.name for method in METHODS.values() if "gamma" in method.uses]
     for placement, name in product(PLACEMENTS, allocating):
         row = group.find(name, placement)

@@ -1,4 +1,4 @@
-// The interactive map: pointing at a layer draws its slots, a column each, over the epochs.
+// The interactive map: pointing at a layer draws its slots, one column per slot, over the epochs.
 "use strict";
 for (const root of document.querySelectorAll(".slots")) {
   const layers = JSON.parse(root.querySelector("script").textContent).layers;

@@ -1,4 +1,4 @@
-"""About how long a grid takes, from some timed steps of each of its networks."""
+"""Estimate how long a grid takes, from a few timed steps of each of its networks."""
 
 import subprocess
 import sys
@@ -17,10 +17,10 @@ _TEST_SHARE = 1 / 3
 
 
 def estimate_seconds(runs: Iterable[PlannedRun]) -> dict[str, float]:
-    """Estimate each run's seconds from steps timed now; by name, without runs that cannot run.
+    """Estimate each run's seconds, by name, from steps timed now; skip runs that cannot run.
 
-    A network is timed once with each method; for other images, time is taken to be
-    proportional to the multiply-adds.
+    Each network is timed once with each method. For images of another size the time is scaled by
+    the multiply-adds.
     """
     timed: dict[tuple[str, str, str], float] = {}  # seconds per multiply-add
     estimates: dict[str, float] = {}
@@ -39,7 +39,7 @@ def estimate_seconds(runs: Iterable[PlannedRun]) -> dict[str, float]:
 
 
 def _time_start() -> float:
-    """Each run is a process of its own, which imports torch first."""
+    """Time the start of a run: it is a process of its own, which imports torch first."""
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import selectconv.train.loop"], check=True)
     return time.perf_counter() - began

@@ -1,7 +1,7 @@
 """A grid: the runs behind a table, read from a data file.
 
 A file of `grids/` has a block for each scale, and a block is a list of products model x data x
-method x seed with the settings they share. Nothing about a table stands in code.
+method x seed with the settings they share. The code knows nothing about a table.
 """
 
 from collections.abc import Container, Mapping
@@ -54,7 +54,7 @@ class Grid:
         note: what to know about the scale, in a sentence.
         test: the statistical test, named before the runs.
         first: the methods of the first question; others are corrected for their number.
-        margin: points of error within which a method counts as no worse; None: nobody asks.
+        margin: points of error within which a method counts as no worse; None: not tested.
         runs: in the order in which they are started: stage by stage, within a stage seed by seed,
             so that what is finished early can be compared.
     """

@@ -1,4 +1,4 @@
-"""One run of a grid as a process of its own: what is left to do, its command, how it ended."""
+"""One run of a grid as a process of its own: its state, its command, and how it ended."""
 
 import ctypes
 import os
@@ -35,7 +35,7 @@ class Outcome:
 
 
 def find_state(run: PlannedRun, out: Path) -> str:
-    """Tell whether a run is `done`, can `resume`, is `new`, or `cannot` run.
+    """Return whether a run is `done`, can `resume`, is `new`, or `cannot` run.
 
     Raises:
         RunError: its folder holds a run with other settings.
@@ -52,7 +52,7 @@ def find_state(run: PlannedRun, out: Path) -> str:
             f"{error} Delete {folder.path} to run it again, or choose another --out."
         ) from error
     except (TypeError, ValueError) as error:
-        raise RunError(f"{folder.path} holds a run of another version: {error}") from error
+        raise RunError(f"{folder.path} holds a run written by another version: {error}") from error
     for key, wanted in run.config.to_dict().items():
         if saved[key] != wanted:
             raise RunError(
@@ -63,7 +63,7 @@ def find_state(run: PlannedRun, out: Path) -> str:
 
 
 def prepare(run: PlannedRun, out: Path) -> list[str]:
-    """Write a run's settings and return the command that starts it or goes on with it."""
+    """Write a run's settings and return the command that starts or resumes it."""
     folder = out / RUNS / run.name
     command = [sys.executable, "-m", "selectconv", "train"]
     if find_state(run, out) == "resume":
@@ -91,12 +91,12 @@ def start(run: PlannedRun, out: Path, environment: Mapping[str, str]) -> subproc
 
 
 def _die_with_parent() -> None:
-    # Else a run would go on after whoever started it was killed, while its successor resumes it.
+    # Otherwise a run would outlive the process that started it, while its successor resumes it.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def conclude(run: PlannedRun, out: Path, code: int) -> Outcome:
-    """Tell how a process ended."""
+    """Return how a process ended."""
     if code == 0:
         return Outcome(run.name, None)
     lines = (out / LOGS / f"{run.name}.txt").read_text(errors="replace").strip().splitlines()

@@ -1,4 +1,4 @@
-"""The engine for one machine: some runs at a time, each in its own process."""
+"""The engine for one machine: a few runs at a time, each in its own process."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ def run_local(
         runs: what is left to do.
         out: folder of the grid.
         jobs: processes at a time; the cores are shared out among them.
-        report: is told of each run that ended.
+        report: called with the outcome of each run.
     """
     threads = max(1, (os.cpu_count() or 1) // jobs)
     environment = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads)}

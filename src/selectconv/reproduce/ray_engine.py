@@ -1,4 +1,4 @@
-"""The engine for a Ray cluster: Ray places the runs and starts them again where a worker died.
+"""The engine for a Ray cluster: Ray places the runs and restarts those whose worker died.
 
 The folder of the grid must be one that every node sees.
 """
@@ -15,7 +15,7 @@ from selectconv.extras import import_extra
 from selectconv.reproduce.grid import PlannedRun
 from selectconv.reproduce.jobs import Outcome, conclude, start
 
-# How often a run is started again whose worker or node died; it resumes each time.
+# How often a run is restarted after its worker or node died; it resumes each time.
 _RETRIES = 5
 
 
@@ -33,11 +33,11 @@ def run_ray(
         runs: what is left to do.
         out: folder of the grid, which every node sees.
         jobs: runs at a time.
-        report: is told of each run that ended.
+        report: called with the outcome of each run.
         gpus_per_run: GPUs that Ray reserves for a run. None: one if the cluster has any.
 
     Raises:
-        RunError: Ray is not installed, or the cluster has fewer GPUs than a run wants.
+        RunError: Ray is not installed, or the cluster has fewer GPUs than a run needs.
     """
     ray = import_ray()
     is_own = not ray.is_initialized()
@@ -48,7 +48,7 @@ def run_ray(
         gpus = float(ray.cluster_resources().get("GPU", 0))
         wanted = min(1.0, gpus) if gpus_per_run is None else gpus_per_run
         if wanted > gpus:
-            raise RunError(f"a run wants {wanted:g} GPUs; the cluster has {gpus:g}.")
+            raise RunError(f"a run needs {wanted:g} GPUs; the cluster has {gpus:g}.")
         task = ray.remote(num_cpus=1, num_gpus=wanted, max_retries=_RETRIES)(_run_one)
         waiting, running = list(runs), dict[Any, PlannedRun]()
         while waiting or running:

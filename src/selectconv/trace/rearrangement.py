@@ -22,7 +22,7 @@ _PROBE_IMAGES, _PROBE_PIXELS = 3, (4, 6, 8)
 
 
 class _UnknownError(ValueError):
-    """A step that is none of those above, or takes something else than the probe."""
+    """A step that is not among those above, or that takes something other than the probe."""
 
 
 def is_rearrangement(node: fx.Node, module: nn.Module | None) -> bool:

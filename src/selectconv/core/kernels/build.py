@@ -1,4 +1,4 @@
-"""Compile and load the C kernel, once a machine: about a second with any C compiler, or not at all.
+"""Compile the C kernel once per machine, in about a second with any C compiler, and load it.
 
 The source is plain C without torch's headers, so a compiler takes a second for it, and the wheel
 stays pure. The library goes into the user's cache, named after the source and the instruction set.
@@ -28,10 +28,10 @@ _INSTRUCTIONS = {"AVX512": "-march=x86-64-v4", "AVX2": "-march=x86-64-v3"}
 
 @dataclass(frozen=True)
 class Build:
-    """The loaded library, or why there is none.
+    """The loaded library, or why it is missing.
 
     Attributes:
-        library: the functions of select.c; None: they cannot be had here.
+        library: the functions of select.c; None: they are not available here.
         about: one line for people: how it was built, or the reason.
     """
 

@@ -1,4 +1,4 @@
-"""Archives are unpacked beside, each member checked first, then renamed: whole or not at all."""
+"""Unpack an archive: each member is checked first, and the result appears whole or not at all."""
 
 import gzip
 import io

@@ -23,11 +23,13 @@ def unpack_package(scratch: Path) -> Path:
         The folder with the data files.
 
     Raises:
-        DataError: this is no Debian, or the package cannot be had.
+        DataError: this is not Debian, or the package is not available.
     """
     missing = [tool for tool in ("apt-get", "dpkg-deb") if shutil.which(tool) is None]
     if missing:
-        raise DataError(f"Debian's {PACKAGE} cannot be had: no {' and no '.join(missing)} here.")
+        raise DataError(
+            f"Debian's {PACKAGE} is not available: there is no {' and no '.join(missing)}."
+        )
     scratch = scratch.resolve()
     for folder in ("lists/partial", "cache/archives/partial", "unpacked"):
         (scratch / folder).mkdir(parents=True)
@@ -41,7 +43,7 @@ def unpack_package(scratch: Path) -> Path:
         packages = sorted(scratch.glob("*.deb"))
         if len(packages) != 1:
             raise DataError(
-                f"Debian's {PACKAGE} cannot be had: apt-get left {len(packages)} packages."
+                f"Debian's {PACKAGE} is not available: apt-get left {len(packages)} packages."
             )
         _run(["dpkg-deb", "-x", str(packages[0]), str(scratch / "unpacked")], scratch)
         advance(1)
@@ -67,10 +69,10 @@ def _run(command: list[str], folder: Path) -> None:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise DataError(f"Debian's {PACKAGE} cannot be had: {error}.") from error
+        raise DataError(f"Debian's {PACKAGE} is not available: {error}.") from error
     if result.returncode:
         lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("E:")] or lines[-1:]
         reason = errors[0] if errors else f"exit code {result.returncode}"
         verb = " ".join(word for word in (command[0], command[-1]) if "/" not in word)
-        raise DataError(f"Debian's {PACKAGE} cannot be had: {verb}: {reason}.")
+        raise DataError(f"Debian's {PACKAGE} is not available: {verb}: {reason}.")

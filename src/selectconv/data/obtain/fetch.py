@@ -24,7 +24,7 @@ class Download:
     Attributes:
         url: where it is.
         md5: its published checksum.
-        max_bytes: more than it has, rounded up: the most that is ever written.
+        max_bytes: the most it may have; nothing beyond that is written.
     """
 
     url: str
@@ -41,7 +41,7 @@ def download(source: Download, folder: Path, *, timeout_s: float = _TIMEOUT_S) -
     """Download a file into `folder`: into a `.part` file beside, checked, then renamed.
 
     Raises:
-        DataError: it cannot be had, or is not what was published; nothing is left behind.
+        DataError: it is not available, or is not what was published; nothing is left behind.
     """
     target = folder / source.file_name
     try:
@@ -49,14 +49,14 @@ def download(source: Download, folder: Path, *, timeout_s: float = _TIMEOUT_S) -
             with part.open("wb") as file:
                 digest = _receive(source, file, timeout_s)
             if digest != source.md5:
-                raise DataError(f"{source.url} came with MD5 {digest}, published is {source.md5}.")
+                raise DataError(f"{source.url} has the MD5 {digest}, wanted {source.md5}.")
     except urllib.error.HTTPError as error:
         error.close()  # it is the answer too, and holds the connection
-        message = f"{source.url} cannot be had: status {error.code}, {error.reason}."
+        message = f"{source.url} is not available: status {error.code}, {error.reason}."
         raise DataError(message) from error
     except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: the address
         reason = getattr(error, "reason", None) or error
-        raise DataError(f"{source.url} cannot be had: {reason}.") from error
+        raise DataError(f"{source.url} is not available: {reason}.") from error
     return target
 
 
@@ -85,5 +85,5 @@ def _receive(source: Download, file: BinaryIO, timeout_s: float) -> str:
                 advance(len(chunk))
         # A connection that breaks ends `read` with the same empty bytes as a complete answer.
         if announced is not None and received != announced:
-            raise DataError(f"{source.url} broke off: {received:,} of {announced:,} bytes came.")
+            raise DataError(f"{source.url} broke off after {received:,} of {announced:,} bytes.")
     return digest.hexdigest()

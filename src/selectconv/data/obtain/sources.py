@@ -1,4 +1,4 @@
-"""Where data sets are published, and how they get from there into a folder."""
+"""Where data sets are published, and how to fetch them into a folder."""
 
 import os
 import shutil
@@ -61,7 +61,7 @@ class Archive:
     Attributes:
         name: the file's name.
         top: the only folder inside.
-        max_bytes: more than it unpacks to, rounded up.
+        max_bytes: the most it may unpack to.
     """
 
     name: str
@@ -81,20 +81,20 @@ ARCHIVES = {
 
 
 def fetch_into(info: DatasetInfo, folder: Path) -> Path:
-    """Fetch a data set into `folder`: the official download, then what else there is.
+    """Fetch a data set into `folder`: from the official host, or from Debian.
 
     Returns:
         The folder with the files, inside `folder`.
 
     Raises:
-        DataError: it cannot be had; `folder` is as before.
+        DataError: it is not available; `folder` is as before.
     """
     if info.name not in DOWNLOADS:
-        raise DataError(f"{info.title} cannot be fetched: its licence wants you to ask for it.")
+        raise DataError(f"{info.title} cannot be fetched: its licence requires you to request it.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"{folder} cannot be made: {error.strerror or error}.") from error
+        raise DataError(f"{folder} cannot be created: {error.strerror or error}.") from error
     if info.name == "fashion-mnist":
         return _fetch_fashion_mnist(info, folder)
     with _scratch(folder) as scratch:
@@ -116,7 +116,7 @@ def _fetch_fashion_mnist(info: DatasetInfo, folder: Path) -> Path:
                 except OSError as error:
                     # Another process may have been faster.
                     if idx.locate(target, idx.FILES[0]) is None:
-                        raise DataError(f"{target} cannot be made: {error.strerror}.") from error
+                        raise DataError(f"{target} cannot be created: {error.strerror}.") from error
             return target
         except DataError as error:
             reasons.append(str(error))

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: the binary releases. The Python releases are pickles: never read."""
+"""CIFAR-10 and CIFAR-100: the binary releases. The Python ones are pickles and never read."""
 
 from pathlib import Path
 
@@ -55,8 +55,8 @@ def _read(path: Path, info: DatasetInfo, most: int, num_labels: int) -> ImageSet
             )
         if size == 0 or size % record:
             raise DataError(
-                f"{path} is truncated or no {info.title} file: {size:,} bytes are no whole number "
-                f"of records of {record:,} bytes."
+                f"{path} is truncated or not a {info.title} file: {size:,} bytes are not a whole "
+                f"number of records of {record:,} bytes."
             )
         content = np.fromfile(path, dtype=np.uint8)
     except OSError as error:

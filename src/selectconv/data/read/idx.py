@@ -27,7 +27,7 @@ _MEAN_TOLERANCE = 0.01
 
 
 def locate(folder: Path, name: str) -> Path | None:
-    """Return the file `name` of `folder`, plain or gzipped; None if there is none."""
+    """Return the file `name` of `folder`, plain or gzipped; None if it is missing."""
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             return path
@@ -42,7 +42,7 @@ def read_idx(path: Path, limit: tuple[int, ...]) -> np.ndarray:
         limit: the largest size accepted per dimension.
 
     Raises:
-        DataError: the file is no such IDX file, larger than `limit`, truncated or damaged.
+        DataError: the file is not such an IDX file, is larger than `limit`, truncated or damaged.
     """
     try:
         with path.open("rb") as raw:
@@ -53,7 +53,7 @@ def read_idx(path: Path, limit: tuple[int, ...]) -> np.ndarray:
             with gzip.open(raw) as unzipped:
                 return _read(cast(BinaryIO, unzipped), path, limit)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read, it is damaged or incomplete: {error}.") from error
+        raise DataError(f"{path} cannot be read; it is damaged or incomplete: {error}.") from error
 
 
 def _read(stream: BinaryIO, path: Path, limit: tuple[int, ...]) -> np.ndarray:
@@ -61,7 +61,7 @@ def _read(stream: BinaryIO, path: Path, limit: tuple[int, ...]) -> np.ndarray:
     header = stream.read(4 + 4 * len(limit))
     if header[:4] != magic:
         raise DataError(
-            f"{path} is no IDX file of bytes in {len(limit)} dimensions: it starts with "
+            f"{path} is not an IDX file of bytes in {len(limit)} dimensions: it starts with "
             f"{header[:4].hex(' ') or 'nothing'}, wanted {magic.hex(' ')}."
         )
     if len(header) < 4 + 4 * len(limit):
@@ -93,7 +93,7 @@ def read_fashion_mnist(folder: Path, info: DatasetInfo) -> tuple[ImageSet, Image
         mean = float(train.images.numpy().mean()) / 255
         if abs(mean - info.mean[0]) > _MEAN_TOLERANCE:
             raise DataError(
-                f"{folder} holds another set than {info.title}: its training images have mean "
+                f"{folder} does not hold {info.title}: its training images have mean "
                 f"{mean:.4f}, wanted {info.mean[0]:.4f} (0.1307 would be MNIST, whose files have "
                 "the same names)."
             )

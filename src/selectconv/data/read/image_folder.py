@@ -1,4 +1,4 @@
-"""ImageNet: files in one folder a class, and their crops."""
+"""ImageNet: image files in one folder per class, and their crops."""
 
 import math
 import os
@@ -30,7 +30,7 @@ Key = int | tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class ImageFolder(Dataset[tuple[Tensor, int]]):
-    """Image files in one folder a class, decoded when asked for.
+    """Image files in one folder per class, decoded when asked for.
 
     `folder[i]` is image i as in a test: resized by its shorter side, centre crop. `folder[i, seed]`
     is image i as in training: a random part of random aspect ratio, resized, perhaps mirrored;
@@ -78,7 +78,7 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
 
 
 def read_image_folder(folder: Path, info: DatasetInfo) -> tuple[ImageFolder, ImageFolder]:
-    """Return training and test images from a folder with `train` and `val`, one folder a class.
+    """Return training and test images from a folder with `train` and `val`, one folder per class.
 
     A label is the place of its class folder in the sorted names of `train`.
 
@@ -94,12 +94,14 @@ def read_image_folder(folder: Path, info: DatasetInfo) -> tuple[ImageFolder, Ima
     val_classes = _list_classes(folder / "val")
     if not val_classes:
         raise DataError(
-            f"{folder / 'val'} has no class folders: sort its images into one folder a class, "
+            f"{folder / 'val'} has no class folders: sort its images into one folder per class, "
             "named as in train."
         )
     strange = sorted(set(val_classes) - set(classes))
     if strange:
-        raise DataError(f"{folder / 'val'} has the class {strange[0]!r}, which train has not.")
+        raise DataError(
+            f"{folder / 'val'} has the class {strange[0]!r}, which train does not have."
+        )
     test = _list_images(folder / "val", classes, info.shape[1])
     return train, test
 

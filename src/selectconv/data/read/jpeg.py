@@ -1,4 +1,4 @@
-"""One image file into one uint8 array, by Pillow."""
+"""Decode one image file with Pillow."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ def open_rgb(path: Path, size: tuple[int, int] | None = None) -> Any:
 
     Args:
         path: an image file.
-        size: (width, height) it must have; checked before it is decoded. None: any.
+        size: the (width, height) it must have, checked before decoding. None: any.
 
     Raises:
         DataError: it cannot be decoded or has another size.

@@ -113,7 +113,7 @@ def _list_val(folder: Path, classes: dict[str, int], most: int) -> Listing:
             )
         # A name with a path in it could point anywhere.
         if not fields[0] or Path(fields[0]).name != fields[0] or fields[0] in seen:
-            raise DataError(f"{annotations}, line {number}: no new file name: {fields[0]!r}.")
+            raise DataError(f"{annotations}, line {number}: not a new file name: {fields[0]!r}.")
         seen.add(fields[0])
         result.append((folder / "images" / fields[0], classes[fields[1]]))
     if not 0 < len(result) <= most:

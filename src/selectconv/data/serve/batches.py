@@ -14,7 +14,7 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Cuts an epoch into global batches and each of them into the ranks' shares.
+    """Cuts an epoch into global batches, and each of them into the ranks' shares.
 
     A global batch has `world_size * batch_size` images, and rank r takes the r-th run of
     `batch_size`: two ranks with batches of 32 see together exactly what one process with batches
@@ -85,7 +85,8 @@ def draw_epoch(size: int, *, seed: int, epoch: int, padding: int, flip: bool) ->
     A draw belongs to a position of the epoch, whoever takes it and in whatever batch.
 
     Returns:
-        Which image; the crop's first row and first column in the padded image; is it mirrored?
+        Which image; the crop's first row and first column in the padded image; whether it is
+            mirrored.
     """
     generator = epoch_generator(seed, epoch)
     order = torch.randperm(size, generator=generator)

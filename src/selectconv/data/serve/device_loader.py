@@ -146,7 +146,7 @@ class DeviceLoader:
         num_plain = torch.bincount(number[~mirrored[position]], minlength=len(spans))
         position = position[torch.argsort(number * 2 + mirrored[position], stable=True)]
         starts = self._framed.starts(order[position], top[position], left[position])
-        # Once an epoch to the device, so that no step waits for a copy.
+        # Copied to the device once per epoch, so that no step waits for it.
         labels = self._labels[order[position].to(self._device)]
         counts = zip(sizes.tolist(), num_plain.tolist(), strict=True)
         return starts.to(self._device), labels, list(counts)

@@ -78,7 +78,8 @@ class FolderLoader:
         world_size: number of processes.
         drop_last: leave out a last batch that is not full.
         channels_last: memory format of the batches.
-        workers: processes that decode; 0: none, this process does it. None: one a core, at most 8.
+        workers: number of processes that decode; 0: this process does it. None: one per core, at
+            most 8.
 
     Raises:
         TypeError, ValueError: an argument that is not accepted.

@@ -1,4 +1,4 @@
-"""What a comparison answers: each method against the baseline, question by question.
+"""What a comparison answers: each method compared with the baseline, question by question.
 
 Held-out runs are asked in a fixed sequence: the loss first, then the error, which counts only if
 the losses differ. Runs without held-out images are asked for the error alone.
@@ -18,7 +18,7 @@ from selectconv.report.compare.statistics import (
 
 @dataclass(frozen=True)
 class Question:
-    """One measure of a method against another's.
+    """One measure of a method, compared with another method's.
 
     Attributes:
         measure: "loss" or "error".
@@ -39,7 +39,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """A method against another.
+    """A method compared with another.
 
     Attributes:
         row: the method.
@@ -72,13 +72,17 @@ class Answer:
 def answer(group: Group) -> dict[RowKey, Answer]:
     """Compare what can be compared: at least two common seeds.
 
-    First questions, and placements, stand for themselves. The others are corrected for their
+    First questions and placements are not corrected. The others are corrected for their
     number by Holm's method; those that have no answer yet count.
     """
     baseline = group.baseline
     if baseline is None:
         return {}
-    against = {key: _opponent(group, baseline, row) for key, row in group.rows.items()}
+    pairs = {
+        key: (other, row)
+        for key, row in group.rows.items()
+        if (other := _opponent(group, baseline, row)) is not None
+    }
     family = [
         key
         for key, row in group.rows.items()
@@ -86,31 +90,14 @@ def answer(group: Group) -> dict[RowKey, Answer]:
         and key.method not in group.first
         and key.placement == PAPERS_PLACEMENT
     ]
-    measures = ("loss", "error") if group.is_held_out else ("error",)
     asked: dict[RowKey, list[Question]] = {}
-    for measure in measures:
-        results = {
-            key: compare(other.measured(measure), group.rows[key].measured(measure))
-            for key, other in against.items()
-            if other is not None
-        }
-        found = {key: result for key, result in results.items() if result is not None}
-        corrected = correct_holm({key: found[key].p if key in found else 1.0 for key in family})
-        for key, result in found.items():
-            before = asked.setdefault(key, [])
-            other = against[key]
-            assert other is not None
-            old, new = (row.mean(measure, result.seeds) for row in (other, group.rows[key]))
-            counts = all(question.p < LEVEL for question in before)
-            p = corrected.get(key, result.p)
-            before.append(Question(measure, old, new, result, p, counts))
+    for measure in ("loss", "error") if group.is_held_out else ("error",):
+        _ask(measure, pairs, family, asked)
     answers = {}
     for key, questions in asked.items():
-        other = against[key]
-        assert other is not None
+        other, row = pairs[key]
         related = family if key in family else [key]
         missing = [*other.missing, *(name for k in related for name in group.rows[k].missing)]
-        row = group.rows[key]
         answers[key] = Answer(
             row,
             other,
@@ -124,8 +111,29 @@ def answer(group: Group) -> dict[RowKey, Answer]:
     return answers
 
 
+def _ask(
+    measure: str,
+    pairs: dict[RowKey, tuple[Row, Row]],
+    family: list[RowKey],
+    asked: dict[RowKey, list[Question]],
+) -> None:
+    """Add the question about a measure to what was asked before, for each pair that has one."""
+    found = {
+        key: result
+        for key, (other, row) in pairs.items()
+        if (result := compare(other.measured(measure), row.measured(measure))) is not None
+    }
+    corrected = correct_holm({key: found[key].p if key in found else 1.0 for key in family})
+    for key, result in found.items():
+        before = asked.setdefault(key, [])
+        old, new = (row.mean(measure, result.seeds) for row in pairs[key])
+        counts = all(question.p < LEVEL for question in before)
+        p = corrected.get(key, result.p)
+        before.append(Question(measure, old, new, result, p, counts))
+
+
 def _opponent(group: Group, baseline: Row, row: Row) -> Row | None:
-    """Return whom a row is compared with; None for the baseline itself."""
+    """Return the row that a row is compared with; None for the baseline itself."""
     if row.key.placement != PAPERS_PLACEMENT:
         return group.find(row.key.method)
     return None if row is baseline else baseline

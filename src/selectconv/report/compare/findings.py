@@ -31,7 +31,7 @@ def state_findings(group: Group) -> list[str]:
 
 
 def _look_further(group: Group, baseline: Row) -> list[str]:
-    """State what nobody asked beforehand, and say so: the test loss, and select against +S."""
+    """State what was not asked beforehand, and say so: the test loss, and select against +S."""
     shift, select = group.find("shift"), group.find("select")
     pairs = []
     if select is not None and not group.is_held_out:
@@ -89,7 +89,7 @@ def _describe(
 
 
 def _verdict(found: Answer, asked: Question) -> str:
-    if found.num_missing:  # the test is for all planned runs: a look on the way decides nothing
+    if found.num_missing:  # the test is for all planned runs: an interim look decides nothing
         return f"preliminary, {found.num_missing} planned runs are missing"
     if math.isnan(asked.p):
         return "the differences do not vary, so there is no test"

@@ -1,4 +1,4 @@
-"""Which runs may stand in one comparison: same network, same data, same training."""
+"""Which runs can be compared: same network, same data, same training."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -38,7 +38,7 @@ class RowKey:
 
     @property
     def name(self) -> str:
-        """The paper's name of the method; another placement than the paper's is said."""
+        """The paper's name of the method; a placement other than the paper's is named."""
         name = METHODS[self.method].paper_name if self.method in METHODS else self.method
         return name if self.placement == PAPERS_PLACEMENT else f"{name} {self.placement}"
 
@@ -49,7 +49,7 @@ class RowKey:
 
 
 def keys_of(config: Mapping[str, Any]) -> tuple[GroupKey, RowKey]:
-    """Tell to which comparison, and to which of its rows, a run with these settings belongs."""
+    """Return the comparison, and its row, that a run with these settings belongs to."""
     options = dict(config["model_options"])
     selection = {"realloc": options.pop("realloc", None)}
     placement = options.pop("placement", PAPERS_PLACEMENT)
@@ -109,7 +109,7 @@ class Group:
         config: the settings of one of them.
         rows: by method.
         first: the methods of the first question; the others are corrected for their number.
-        margin: points of error within which a method counts as no worse; None: nobody asks.
+        margin: points of error within which a method counts as no worse; None: not tested.
         apart: settings that tell it from other comparisons with the same title.
     """
 
@@ -133,7 +133,7 @@ class Group:
 
     @property
     def baseline(self) -> Row | None:
-        """Plain training or, for want of it, learned group convolution."""
+        """Plain training or, without it, learned group convolution."""
         baselines = [method.name for method in METHODS.values() if method.is_baseline]
         found = [self.find(name) for name in baselines]
         return next((row for row in found if row is not None), None)
@@ -198,14 +198,14 @@ def group_runs(
 
 
 def find_duplicates(runs: Iterable[Run]) -> list[str]:
-    """Name the runs that stand in no table, since others have their settings and seed."""
+    """Name the runs that are in no table because another has the same settings and seed."""
     seen: dict[tuple[GroupKey, RowKey, int], Run] = {}
     lines = []
     for run in runs:
         key = (*keys_of(run.config.to_dict()), run.config.seed)
         if seen.setdefault(key, run) is not run:
             lines.append(
-                f"{run.path}: settings and seed of {seen[key].path}, which stands in the tables."
+                f"{run.path}: has the settings and seed of {seen[key].path}, which is in a table."
             )
     return lines
 

@@ -21,7 +21,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A method against a baseline, paired by seed.
+    """A method compared with a baseline, paired by seed.
 
     Attributes:
         seeds: the common ones.
@@ -132,7 +132,7 @@ def correct_holm(p_values: Mapping[Question, float]) -> dict[Question, float]:
 
 
 def show_p(p: float) -> str:
-    """Show a p-value as text does.
+    """Format a p-value for a sentence.
 
     Example:
         >>> show_p(0.0312), show_p(1e-7), show_p(math.nan)

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from selectconv.report.compare.answers import Answer, answer
 from selectconv.report.compare.findings import state_findings
-from selectconv.report.compare.groups import PAPERS_PLACEMENT, Group, Row
+from selectconv.report.compare.groups import PAPERS_PLACEMENT, Group, Row, RowKey
 from selectconv.report.compare.statistics import show_p, summarize
 from selectconv.report.html import render
 from selectconv.report.runs.size import measure_size
@@ -127,16 +127,19 @@ def build_table(
                 _missing(row),
             )
         )
+    caption = _write_caption(group, answers, scale, test)
+    return ResultTable(group.title, caption, rows, state_findings(group))
+
+
+def _write_caption(group: Group, answers: Mapping[RowKey, Answer], scale: str, test: str) -> str:
+    """Say the scale, n, the test, and how to read the table."""
     counts = sorted({len(row.runs) for row in group.rows.values()})
     n = f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
-    words = [f"Scale: {scale}." if scale else "", f"{n} seeds: mean ± sample standard deviation."]
+    words = [f"Scale: {scale}."] if scale else []
+    words.append(f"{n} seeds: mean ± sample standard deviation.")
     if group.is_held_out:
-        images = max(
-            run.holdout["images"]
-            for row in group.rows.values()
-            for run in row.runs.values()
-            if run.holdout is not None
-        )
+        runs = [run for row in group.rows.values() for run in row.runs.values()]
+        images = max(run.holdout["images"] for run in runs if run.holdout is not None)
         words.append(
             f"Held-out: the last weights on the {images:,} images that were not trained on; "
             "change and p are of it."
@@ -151,16 +154,12 @@ def build_table(
             "the baseline's."
         )
     words.append(test or "p: two-sided paired t-test, paired by seed.")
-    corrected = any(found.is_corrected for found in answers.values())
-    words.append("p of the second questions is Holm's." if corrected else "")
-    placed = any(key.placement != PAPERS_PLACEMENT for key in group.rows)
-    words.append(
-        "Another placement is held against the paper's, not the baseline." if placed else ""
-    )
+    if any(found.is_corrected for found in answers.values()):
+        words.append("p of the second questions is Holm's.")
+    if any(key.placement != PAPERS_PLACEMENT for key in group.rows):
+        words.append("Another placement is compared with the paper's, not with the baseline.")
     words.append("Paper: quoted as printed, for its own networks, images and epochs.")
-    return ResultTable(
-        group.title, " ".join(word for word in words if word), rows, state_findings(group)
-    )
+    return " ".join(words)
 
 
 def _method_name(row: Row) -> str:
@@ -176,7 +175,7 @@ def _selection_words(row: Row) -> str:
 
 
 def _missing(row: Row) -> str:
-    """Say which runs are missing and why; a reason that many share is said once."""
+    """Say which runs are missing and why; a reason that many share is given once."""
     names: dict[str, list[str]] = {}
     for name, reason in row.missing.items():
         names.setdefault(reason, []).append(name)

@@ -62,20 +62,20 @@ def draw_losses(group: Group, name: str) -> Figure:
             axes.plot(losses, color=_colour(row), label=label, linewidth=1.4)
         stop = math.ceil(group.config["stop_at"] * group.config["epochs"]) - 1
         axes.axvline(stop, color=GRID, linestyle="--", linewidth=1)
-        axes.set_xlabel("epoch (dashed: the last one that selects channels)")
+        axes.set_xlabel("epoch (dashed: the last epoch that selects channels)")
         axes.set_ylabel("test loss")
         axes.legend(fontsize=8)
         body = to_svg(figure, name)
     return Figure(
         "Test loss of the median runs",
-        f"{group.title}. The paper's Figure 7: of each method the run whose last test error is the "
-        "median (of an even number the better one of the middle two).",
+        f"{group.title}. The paper's Figure 7: for each method, the run whose last test error is "
+        "the median (for an even number, the better of the middle two).",
         body,
     )
 
 
 def median_run(runs: Sequence[Run]) -> Run:
-    """Return the run of median last error; of an even number, the better one of the middle two."""
+    """Return the run of median last error; for an even number, the better of the middle two."""
     return sorted(runs, key=lambda run: (run.error, run.config.seed))[(len(runs) - 1) // 2]
 
 
@@ -98,7 +98,8 @@ def draw_shift_counts(group: Group, name: str) -> Figure | None:
     return Figure(
         "Slots that are shifted",
         f"{group.title}. +S shifts {everywhere} slots, select {mean(moved):.0f} on average over "
-        f"{len(moved)} seeds: {ratio:.1f} times less. The paper (Section 3.3): about 5 times less.",
+        f"{len(moved)} seeds: {ratio:.1f} times fewer. The paper (Section 3.3): about 5 times "
+        "fewer.",
         body,
     )
 

@@ -37,15 +37,15 @@ def draw_map(run: Run, name: str) -> Figure:
         body = to_svg(figure, name)
     return Figure(
         title,
-        f"{describe(run)}. The paper's Figure 3: a line a selective conv, block by block; "
-        "magenta: the slot was de-allocated (the fuller, the more often); dots: the channel was "
+        f"{describe(run)}. The paper's Figure 3: one line per selective conv, block by block; "
+        "magenta: the slot was de-allocated (the stronger, the more often); dots: the channel was "
         "copied by re-allocation.",
         body,
     )
 
 
 def draw_history(run: Run, name: str) -> Figure:
-    """Draw the interactive map: a bar a layer; pointing at one shows its slots over the epochs."""
+    """Draw the interactive map: pointing at a layer shows its slots over the epochs."""
     layers = replay(run)
     title = "The slots of a layer over the epochs"
     if not any(any(layer.num_closed) for layer in layers):
@@ -58,7 +58,7 @@ def draw_history(run: Run, name: str) -> Figure:
         title,
         f"{describe(run)}. Point at a layer or a slot (or use the arrow keys): columns are slots, "
         "lines are epochs; grey reads its own channel, empty is closed, magenta is re-allocated. "
-        "At the end of an epoch, after its step.",
+        "Each line shows the end of its epoch, after the allocation step.",
         render("slots.html", name=name, layers=slots),
     )
 
@@ -68,7 +68,7 @@ def _pack(layer: LayerHistory) -> list[str]:
 
 
 def draw_shifts(run: Run, model: nn.Module, name: str) -> Figure:
-    """Draw Figure 8: the learned shifts of re-allocated slots, a plot a block, with pixels."""
+    """Draw Figure 8: the learned shifts of re-allocated slots in pixels, one plot per block."""
     points: dict[str, list[torch.Tensor]] = {}
     for layer_name, layer in model.named_modules():
         if isinstance(layer, SelectConvNd) and layer.shift is not None:
@@ -102,7 +102,7 @@ def draw_shifts(run: Run, model: nn.Module, name: str) -> Figure:
         body = to_svg(figure, name)
     return Figure(
         title,
-        f"{describe(run)}. The paper's Figure 8: a dot a re-allocated slot, in pixels of its "
+        f"{describe(run)}. The paper's Figure 8: one dot per re-allocated slot, in pixels of its "
         "block's maps; lines: whole pixels.",
         body,
     )

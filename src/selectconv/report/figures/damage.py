@@ -37,8 +37,8 @@ def draw_damage(run: Run, trained: Trained, name: str) -> Figure:
     lowest = f", lowest {known[0]:.2f}" if known else ""
     return Figure(
         "Expected and measured damage",
-        f"{describe(run)}. Beyond the paper: a dot an open slot; the largest share of an output "
-        "that it makes up, expected from batch norm and measured on "
+        f"{describe(run)}. Beyond the paper: one dot per open slot: its largest share of an "
+        "output, as expected from batch norm and as measured on "
         f"{len(trained.images):,} test images. Rank correlation within a layer: median "
         f"{middle}{lowest}.",
         body,

@@ -58,14 +58,14 @@ def draw_inputs(run: Run, trained: Trained, name: str) -> Figure:
         f"{describe(run)}. The paper's Figure 6, for {short_name(layer)}: the output of its batch "
         f"norm over {len(values):,} test images, before ReLU. Left: {_PIXELS} pixels of a channel; "
         "dashed: the normal distribution of batch norm's parameters that Eq. (1) assumes. Right: "
-        f"a point a pixel, {_CHANNELS} channels; crosses are boundary pixels. ECDM assumes a "
-        "single point a channel.",
+        f"one point per pixel, {_CHANNELS} channels; crosses are boundary pixels. ECDM assumes a "
+        "single point per channel.",
         body,
     )
 
 
 def middle_layer(model: nn.Module) -> str | None:
-    """Return the 1x1 conv in the middle of the first block that stands after a batch norm."""
+    """Return the 1x1 conv in the middle of the first block that follows a batch norm."""
     names = [
         name
         for name, module in model.named_modules()

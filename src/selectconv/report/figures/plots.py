@@ -30,7 +30,7 @@ class Figure:
 
     Attributes:
         title: a few words.
-        caption: what is seen, where it stands in the paper, and how many runs are behind it.
+        caption: what is seen, which figure of the paper it is, and how many runs are behind it.
         body: HTML or SVG; empty where it could not be drawn.
         problem: why it could not be drawn.
     """
@@ -57,7 +57,7 @@ class Figure:
 
 @contextmanager
 def drawing() -> Iterator[Any]:
-    """Lend matplotlib's pyplot, set up for the page; nothing of it stays."""
+    """Lend matplotlib's pyplot, set up for the page; its settings are restored."""
     with needing("matplotlib", "A figure", error=RunError):
         import matplotlib
 
@@ -99,7 +99,7 @@ def to_svg(figure: Any, name: str) -> Markup:
         figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
-    # Who made it and when, and a style for the whole page that it stands in: page.css has it.
+    # Remove who made it and when, and a style that would apply to the whole page: page.css has it.
     text = re.sub(r"<metadata>.*?</metadata>\s*|<style[^>]*>.*?</style>\s*", "", text, flags=re.S)
     for colour, variable in _VARIABLES.items():
         text = text.replace(colour, variable)

@@ -1,4 +1,4 @@
-"""Runs as a report needs them: read from their folders, or left out with the reason."""
+"""Read finished runs from their folders, or leave them out and say why."""
 
 import json
 import math
@@ -35,7 +35,7 @@ class Run:
         config: its settings.
         metrics: one row per epoch.
         allocation: one report for each step that changed something.
-        environment: commit, versions, hardware; empty where there is no such file.
+        environment: commit, versions, hardware; empty if there is no such file.
         holdout: images, error in per cent and loss of `holdout.json`; None where it was not asked.
     """
 
@@ -63,7 +63,7 @@ class Run:
 
     @property
     def best_error(self) -> float:
-        """Lowest test error of an epoch, which was chosen by looking at the test set."""
+        """The lowest test error of any epoch, chosen on the test set."""
         return min(float(row["test_error"]) for row in self.metrics)
 
     @property
@@ -79,7 +79,7 @@ class Run:
 
     @property
     def command(self) -> str:
-        """What repeats the run."""
+        """The command that repeats the run."""
         words = ["--config", str(self.path / CONFIG), "--out", f"runs/{self.name}"]
         return shlex.join(["selectconv", "train", *words])
 
@@ -90,8 +90,8 @@ class Collection:
 
     Attributes:
         runs: the finished runs.
-        left_out: a line for everything that is not among them, with the reason.
-        notes: a line for runs that are, but with something to know.
+        left_out: one line for each run or folder that is not among them, with the reason.
+        notes: one line for each run among them that needs a remark.
         reasons: why a run that was found is not among them, by its name.
     """
 
@@ -101,7 +101,7 @@ class Collection:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def leave_out(self, path: Path, error: Exception) -> None:
-        """Note a run that is not to be reported, and why."""
+        """Note a run that will not be reported, and why."""
         reason = " ".join(str(error).split())
         self.left_out.append(f"{path}: {reason}")
         self.reasons[path.name] = reason
@@ -133,7 +133,9 @@ def collect(folders: Iterable[Path]) -> Collection:
             found.runs.append(run)
             version = _version_of(run.environment)
             if version != __version__:
-                found.notes.append(f"{path}: of selectconv {version}; this is {__version__}.")
+                found.notes.append(
+                    f"{path}: written by selectconv {version}; this is {__version__}."
+                )
     return found
 
 
@@ -144,7 +146,7 @@ def _absent(path: Path) -> str:
 def _find_runs(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    marks = (CONFIG, METRICS)  # a run that lacks one of them is to be named, not overlooked
+    marks = (CONFIG, METRICS)  # a run that lacks one of them is named, not overlooked
     patterns = ["/".join(["*"] * depth + [mark]) for depth in range(_DEPTH) for mark in marks]
     return sorted({path.parent for pattern in patterns for path in folder.glob(pattern)})
 
@@ -162,15 +164,15 @@ def read_run(path: Path) -> Run:
         config = resolve(settings)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"its settings are not those of this version ({__version__}; the run is of "
-            f"{_version_of(environment)}): {error}"
+            f"its settings are not those of this version ({__version__}; the run was written "
+            f"by {_version_of(environment)}): {error}"
         ) from error
     # Runs from before a setting have its default. Without any other, the file was cut.
     known = {name for name, declared in declared_settings().items() if not declared.came_later}
     lacking = known - set(settings)
     if lacking:
         raise ValueError(
-            f"{CONFIG} lacks {', '.join(sorted(lacking))}: it was cut, or is of another version."
+            f"{CONFIG} lacks {', '.join(sorted(lacking))}: it was cut, or another version wrote it."
         )
     metrics = folder.read(METRICS)
     if folder.status() != "done" or len(metrics) != config.epochs:
@@ -198,7 +200,7 @@ def _check_numbers(row: Mapping[str, Any], names: Iterable[str], where: str) -> 
     for name in names:
         value = row.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{where}: `{name}` is no number but {value!r}.")
+            raise ValueError(f"{where}: `{name}` is not a number: {value!r}.")
         if not math.isfinite(value) or value < 0:
             raise ValueError(f"{where}: `{name}` is {value}.")
 

@@ -1,4 +1,4 @@
-"""A run's network as it ended and as it began, with test images: for figures that need both."""
+"""A run's network before and after training, with test images, for figures."""
 
 from dataclasses import dataclass
 

@@ -327,6 +327,21 @@ def test_norms_that_are_called_as_functions_keep_their_state():
     assert int(norm.num_batches_tracked) == 7
 
 
+def test_a_functional_norm_that_is_called_twice_stays_one():
+    def run(net, x):
+        norm = net.norm
+
+        def normalize(x):
+            state = norm.running_mean, norm.running_var, norm.weight, norm.bias
+            return F.batch_norm(x, *state, norm.training, norm.momentum, norm.eps)
+
+        return net.b(normalize(net.a(x))) + net.c(normalize(net.a(x)))
+
+    net = Net(run, a=nn.Conv2d(3, 8, 1), norm=nn.BatchNorm2d(8), b=select(), c=select())
+    small = assert_compresses_the_same(scramble(net), torch.randn(2, 3, 6, 6))
+    assert sum(isinstance(module, nn.BatchNorm2d) for module in small.modules()) == 1
+
+
 def test_the_model_is_left_as_it_is():
     model = scramble(conv_net()).train()
     before, y = snapshot(model), outputs(model)

@@ -139,7 +139,7 @@ def edit_step(place, value, op):
     ("edit", "message"),
     [
         (edit_weights(lambda t: t.pop("head.bias")), "does not match the weights: 'head.bias' is"),
-        (edit_weights(lambda t: t.update(x=torch.ones(1))), "'x' is not wanted"),
+        (edit_weights(lambda t: t.update(x=torch.ones(1))), "'x' is not expected"),
         (
             edit_weights(lambda t: t.update({"head.bias": torch.ones(7)})),
             r"'head.bias' has shape \(7,\) instead of \(4,\)",

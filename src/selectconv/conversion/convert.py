@@ -93,22 +93,7 @@ def convert(
             "the model cannot be traced, so means that no part of it shows are observed: %s",
             graph.failure,
         )
-    owners = weight_owners(root)
-    chosen: dict[str, nn.Module] = {}
-    refused: dict[str, str] = {}
-    for name, conv in root.named_modules():
-        if not isinstance(conv, _ConvNd) or isinstance(conv, SelectConvNd):
-            continue
-        reason = why_not(conv, min_channels)
-        if conv is root:
-            reason = "is the model itself: use its SelectConv class's from_conv"
-        reason = reason or why_not_here(conv, graph, seen.get(id(conv)), owners)
-        if reason is None and where is not None and not where(name, conv):
-            reason = "left out by `where`"
-        if reason is None:
-            chosen[name] = conv
-        else:
-            refused[name] = reason
+    chosen, refused = _choose(root, graph, seen, min_channels, where)
     if not chosen:
         if any(isinstance(module, SelectConvNd) for module in root.modules()):
             message = "the model is converted already; nothing was changed."
@@ -128,6 +113,33 @@ def convert(
             if id(conv) in layers:  # a shared conv becomes one shared layer
                 parent._modules[child] = layers[id(conv)]
     return model
+
+
+def _choose(
+    root: nn.Module,
+    graph: Graph,
+    seen: dict[int, Seen],
+    min_channels: int,
+    where: Callable[[str, nn.Module], bool] | None,
+) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """Return the convs to convert, by name, and why the others are refused."""
+    owners = weight_owners(root)
+    chosen: dict[str, nn.Module] = {}
+    refused: dict[str, str] = {}
+    for name, conv in root.named_modules():
+        if not isinstance(conv, _ConvNd) or isinstance(conv, SelectConvNd):
+            continue
+        reason = why_not(conv, min_channels)
+        if conv is root:
+            reason = "is the model itself: use its SelectConv class's from_conv"
+        reason = reason or why_not_here(conv, graph, seen.get(id(conv)), owners)
+        if reason is None and where is not None and not where(name, conv):
+            reason = "left out by `where`"
+        if reason is None:
+            chosen[name] = conv
+        else:
+            refused[name] = reason
+    return chosen, refused
 
 
 @dataclass(frozen=True)

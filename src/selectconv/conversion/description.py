@@ -51,17 +51,8 @@ class Description(tuple[ConvRow, ...]):
     path: str
 
     def __str__(self) -> str:
-        table = [
-            (
-                "conv",
-                "weight",
-                "E[X] or why it is plain",
-                "open",
-                "closed",
-                "moved",
-                "acts from gamma",
-            )
-        ]
+        why = "E[X] or why it is plain"
+        table = [("conv", "weight", why, "open", "closed", "moved", "acts from gamma")]
         for row in self:
             gamma = "-" if row.smallest_gamma is None else f"{row.smallest_gamma:.2g}"
             counts = (

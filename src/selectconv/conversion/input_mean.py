@@ -147,7 +147,7 @@ def _left_alone(model: nn.Module) -> Iterator[None]:
 
 
 class _Walk:
-    """Walks a traced graph backwards, from a conv with so many spatial axes.
+    """Walks a traced graph backwards from a conv.
 
     Args:
         modules: the model's modules by name.
@@ -199,7 +199,7 @@ class _Walk:
         return None
 
     def is_raw(self, node: Any, seen: set[fx.Node] | None = None) -> bool:
-        """Tell whether the model's input reaches `node` past norms, activations and convs."""
+        """Return whether the model's input reaches `node` past norms, activations and convs."""
         seen = set() if seen is None else seen
         if not isinstance(node, fx.Node) or node in seen:
             return False
@@ -212,7 +212,7 @@ class _Walk:
         return self.modules.get(str(node.target)) if node.op == "call_module" else None
 
     def _is_overwritten(self, node: fx.Node) -> bool:
-        """Tell whether something off the conv's path may have written into `node` before it."""
+        """Return whether something off the conv's path may have written into `node` before it."""
         return len(node.users) > 1 and any(self._is_writer(user, node) for user in node.users)
 
     def _is_writer(self, user: fx.Node, node: fx.Node) -> bool:

@@ -34,7 +34,8 @@ def compress(
     others are zero. The outputs are compared on the example before the model is returned.
 
     The new model shares nothing with the old one, which is left as it is. It is in evaluation mode
-    and has no dropout any more; it can be trained, saved (`save_compressed`) and exported.
+    and has no dropout. As one graph of torch's own modules it can be trained, moved, cast, copied,
+    scripted, quantized, exported and saved (`save_compressed`).
 
     Args:
         model: any model that torch.fx can trace, plain or selective.
@@ -102,10 +103,9 @@ class _Builder:
         """Write the same call, with the inputs brought to the channels that it works on."""
         args = fx.map_arg(op.node.args, lambda other: self._operand(op, other))
         kwargs = fx.map_arg(op.node.kwargs, lambda other: self._operand(op, other))
-        node = self.graph.create_node(
+        return self.graph.create_node(
             op.node.op, target, cast(Any, args), cast(Any, kwargs), op.node.name
         )
-        return node
 
     def _operand(self, op: Operation, other: fx.Node) -> fx.Node:
         wanted = self.layout.wanted.get(op.node)
@@ -211,38 +211,37 @@ def _narrow_module(op: Operation, kept: Channels | None) -> nn.Module:
 
 
 def _conv(part: Part, *, has_bias: bool) -> nn.Module:
-    weight, old = conv_weight(part), part.conv
-    kind = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[len(old.kernel_size)]
-    bias = old.bias is not None and has_bias
-    new = cast(Any, kind)(
-        weight.shape[1] * len(part.filters),
-        len(weight),
-        part.kernel_size,
-        stride=old.stride,
-        padding=part.reach if part.is_enlarged else old.padding,
-        dilation=old.dilation,
-        groups=len(part.filters),
-        bias=bias,
-        padding_mode="zeros" if part.is_enlarged else old.padding_mode,
-        device="meta",  # nothing is drawn
-    )
-    new.weight = nn.Parameter(weight)
-    if bias:
-        assert old.bias is not None
-        filters = torch.from_numpy(part.filters.reshape(-1)).to(weight.device)
-        new.bias = nn.Parameter(old.bias.detach()[filters])
-    return cast(nn.Module, new)
+    """Make the plain conv of a part."""
+    old, bias = part.conv, None
+    if has_bias and old.bias is not None:
+        filters = torch.from_numpy(part.filters.reshape(-1)).to(old.bias.device)
+        bias = old.bias.detach()[filters]
+    settings: dict[str, Any] = {"padding": old.padding, "padding_mode": old.padding_mode}
+    if part.is_enlarged:
+        settings = {"padding": part.reach}
+    settings |= {"stride": old.stride, "dilation": old.dilation}
+    return _new_conv(conv_weight(part), bias, len(part.filters), settings)
 
 
 def _stencil(part: Part) -> nn.Module:
+    """Make the depthwise conv that shifts the input of a part's conv."""
     weight = stencil_weight(part)
-    kind = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[len(part.reach)]
-    new = cast(Any, kind)(
-        len(weight), len(weight), part.stencil_size, padding=part.reach, groups=len(weight),
-        bias=False, device="meta",
+    return _new_conv(weight, None, len(weight), {"padding": part.reach})
+
+
+def _new_conv(
+    weight: Tensor, bias: Tensor | None, groups: int, settings: dict[str, Any]
+) -> nn.Module:
+    kind: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[weight.ndim - 3]
+    out_channels, inputs, *kernel_size = weight.shape
+    new: nn.Module = kind(
+        inputs * groups, out_channels, tuple(kernel_size), groups=groups, bias=bias is not None,
+        device="meta", **settings,
     )  # fmt: skip
     new.weight = nn.Parameter(weight)
-    return cast(nn.Module, new)
+    if bias is not None:
+        new.bias = nn.Parameter(bias)
+    return new
 
 
 def _compare(model: nn.Module, small: nn.Module, example_input: Any) -> None:

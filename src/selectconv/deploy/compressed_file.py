@@ -114,10 +114,10 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _fill(module: fx.GraphModule, tensors: dict[str, Tensor]) -> None:
-    """Give a module its weights, after a check that they are all there, and no others."""
+    """Give a module its weights, after checking that none is missing and none is left over."""
     wanted = module.state_dict()
     problems = [f"{name!r} is missing" for name in wanted if name not in tensors]
-    problems += [f"{name!r} is not wanted" for name in tensors if name not in wanted]
+    problems += [f"{name!r} is not expected" for name in tensors if name not in wanted]
     problems += [
         f"{name!r} has shape {tuple(tensors[name].shape)} instead of {tuple(wanted[name].shape)}"
         for name in wanted

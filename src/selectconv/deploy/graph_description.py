@@ -12,16 +12,14 @@ import torch
 from torch import Tensor, fx, nn
 
 from selectconv.errors import CompressionError
-from selectconv.trace.operations import (
-    ATTRIBUTES,
-    describable_functions,
-    describable_methods,
-    describable_modules,
-)
+from selectconv.trace.operations import ATTRIBUTES, TABLE, Family, functions_of
 
-_MODULES = describable_modules()
-_FUNCTIONS = describable_functions()
-_METHODS = describable_methods()
+_ROWS = [row for row in TABLE if row.family is not Family.FILL]
+_MODULES = {kind.__name__: kind for row in _ROWS for kind in row.modules}
+_METHODS = {name for row in _ROWS for name in row.names if hasattr(Tensor, name)}
+_FUNCTIONS: dict[str, Any] = {"getattr": getattr}
+for _row in _ROWS:
+    _FUNCTIONS |= functions_of(_row)
 _NAMES: dict[Any, str] = {function: name for name, function in reversed(_FUNCTIONS.items())}
 
 

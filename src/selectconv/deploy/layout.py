@@ -81,7 +81,7 @@ class _Planner:
         assert isinstance(op.module, _ConvNd)
         before = argument(op.node, 0, "input")
         spatial = self.flow.operations[before].shape[2:]
-        # What is called twice must read the same number of channels each time.
+        # A conv that is called twice must read the same number of channels each time.
         round_to = None if op.node in self.shared else self.round_to
         return plan_parts(op.module, filters, self.layout.kept[before], spatial, round_to)
 
@@ -120,7 +120,7 @@ class _Planner:
 
 
 def _channel_costs(flow: Dataflow, needed: dict[fx.Node, Mask]) -> dict[fx.Node, float]:
-    """Estimate what a channel more costs, from each operation on: in passes over its elements."""
+    """Estimate what one more channel costs from each operation on, in passes over its elements."""
     costs: dict[fx.Node, float] = {}
     for node, op in reversed(flow.operations.items()):
         if node not in needed:
@@ -144,7 +144,7 @@ def _channel_costs(flow: Dataflow, needed: dict[fx.Node, Mask]) -> dict[fx.Node,
 
 
 def is_channel_operand(flow: Dataflow, op: Operation, other: fx.Node) -> bool:
-    """Tell whether an input of a channelwise operation has its channels, not one for all."""
+    """Return whether an input of a channelwise operation has its channels, not one for all."""
     shape = flow.operations[other].shape
     return len(shape) == len(op.shape) and shape[1] == op.shape[1]
 
@@ -209,9 +209,7 @@ def _reads(flow: Dataflow, op: Operation, need: Mask) -> Iterator[tuple[fx.Node,
             if channelwise and is_channel_operand(flow, op, other):
                 yield other, need
             else:
-                size = 0 if op.kind is Kind.SHAPE else 1
-                channels = flow.operations[other].channels
-                yield other, np.full(channels, bool(size))
+                yield other, np.full(flow.operations[other].channels, op.kind is not Kind.SHAPE)
 
 
 def _conv_reads(module: nn.Module | None, need: Mask) -> Mask:

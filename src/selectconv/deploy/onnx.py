@@ -67,7 +67,7 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], example_input: A
 
 
 def open_session(model: bytes | str | os.PathLike[str]) -> Any:
-    """Make a function of an ONNX model: tensors in, list of tensors out, on this process's threads.
+    """Return a function that runs an ONNX model on tensors, with as many threads as torch uses.
 
     Raises:
         ExportError: onnxruntime is not installed.
@@ -95,16 +95,14 @@ def _import(package: str) -> Any:
 
 
 def _as_plain(model: nn.Module, example_input: Any) -> nn.Module:
-    """Compress a model unless it is; a plain one that cannot be traced is taken as it is."""
-    if isinstance(model, fx.GraphModule):
-        plain: nn.Module = copy.deepcopy(model)
-    else:
+    """Compress a model unless it is compressed; a plain one that cannot be traced is copied."""
+    plain: nn.Module = copy.deepcopy(model)
+    if not isinstance(model, fx.GraphModule):
         try:
             plain = compress(model, example_input)
         except CompressionError:
             if any(isinstance(module, SelectConvNd) for module in model.modules()):
                 raise
-            plain = copy.deepcopy(model)
     for module in plain.modules():
         module.training = False
     return plain
@@ -137,7 +135,7 @@ def _export(plain: nn.Module, example_input: Any) -> bytes:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's remarks to itself: what went wrong is in its exceptions."""
+    """Silence the exporter's warnings and logs; its exceptions say what went wrong."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -70,7 +70,7 @@ class Row:
     @property
     def function(self) -> Callable[..., Any]:
         """The function of that name."""
-        return next(iter(_functions_of(self).values()))
+        return next(iter(functions_of(self).values()))
 
 
 def _row(
@@ -203,8 +203,8 @@ IN_PLACE_OPERATORS: dict[Any, Callable[..., Any]] = {
 _HOMES = {"torch": torch, "functional": F}
 
 
-def _functions_of(row: Row, suffix: str = "") -> dict[str, Callable[..., Any]]:
-    """Look up the functions of a row, by their home and name."""
+def functions_of(row: Row, suffix: str = "") -> dict[str, Callable[..., Any]]:
+    """Look up the functions of a row, by their home and name: "torch.relu", "functional.relu"."""
     found = {}
     for name in row.names:
         if name.startswith("operator."):
@@ -221,13 +221,13 @@ _ROW_OF_MODULE = {kind: row for row in TABLE for kind in row.modules}
 _ROW_OF_OTHER = {other: row for row in TABLE for other in row.others}
 _ROW_OF_METHOD = {name: row for row in TABLE for name in row.names if hasattr(Tensor, name)}
 _ROW_OF_FUNCTION: dict[Any, Row] = {
-    function: row for row in TABLE for function in _functions_of(row).values()
+    function: row for row in TABLE for function in functions_of(row).values()
 }
 # Activations that write into their input, and the functions that do not.
 _OUT_OF_PLACE: dict[Any, Callable[..., Any]] = {
-    function: _functions_of(row)[name]
+    function: functions_of(row)[name]
     for row in _ACTIVATIONS
-    for name, function in _functions_of(row, "_").items()
+    for name, function in functions_of(row, "_").items()
 }
 
 
@@ -256,7 +256,7 @@ def find_module_row(module: nn.Module) -> Row | None:
 
 
 def family_of(node: fx.Node, module: nn.Module | None) -> Family | None:
-    """Tell what a step does; None: the table does not have it."""
+    """Return what a step does; None: the table does not have it."""
     row = find_row(node, module)
     return None if row is None else row.family
 
@@ -275,23 +275,3 @@ def out_of_place(function: Callable[..., Any]) -> Callable[..., Any]:
 def argument(node: fx.Node, place: int = 0, keyword: str = "input", default: Any = None) -> Any:
     """Read an argument of a call by its place or by its name; the first one by default."""
     return node.args[place] if len(node.args) > place else node.kwargs.get(keyword, default)
-
-
-def describable_functions() -> dict[str, Callable[..., Any]]:
-    """Return the functions that a file may name, by the names that it uses."""
-    found: dict[str, Callable[..., Any]] = {"getattr": getattr}
-    for row in TABLE:
-        if row.family is not Family.FILL:
-            found.update(_functions_of(row))
-    return found
-
-
-def describable_methods() -> frozenset[str]:
-    """Return the methods of tensors that a file may name."""
-    rows = _ROW_OF_METHOD.items()
-    return frozenset(name for name, row in rows if row.family is not Family.FILL)
-
-
-def describable_modules() -> dict[str, type[nn.Module]]:
-    """Return the modules that a file may name."""
-    return {kind.__name__: kind for kind in _ROW_OF_MODULE}

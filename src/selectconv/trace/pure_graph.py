@@ -26,6 +26,7 @@ def purify(module: fx.GraphModule, source: nn.Module) -> None:
         module: is changed; torch.fx's ShapeProp has run on it.
         source: the model that was traced.
     """
+    norms: dict[Any, str] = {}
     for node in list(module.graph.nodes):
         if _is_inert(module, node):
             node.replace_all_uses_with(argument(node))
@@ -33,7 +34,7 @@ def purify(module: fx.GraphModule, source: nn.Module) -> None:
         elif node.op == "call_function" and node.target is torch._assert:
             module.graph.erase_node(node)
         elif node.op == "call_function" and node.target is F.batch_norm:
-            _make_norm_module(module, node, source)
+            _make_norm_module(module, node, source, norms)
     _drop_writes(module)
     for node in module.graph.nodes:
         if family_of(node, None) is Family.COPY:  # nobody writes any more
@@ -51,7 +52,9 @@ def _is_inert(root: nn.Module, node: fx.Node) -> bool:
     return family is Family.IDENTITY or family in _DROPOUTS
 
 
-def _make_norm_module(root: fx.GraphModule, node: fx.Node, source: nn.Module) -> None:
+def _make_norm_module(
+    root: fx.GraphModule, node: fx.Node, source: nn.Module, made: dict[Any, str]
+) -> None:
     """Let a module do what a functional batch norm does; its state is that of the norm."""
     tensors = [
         argument(node, place, name)
@@ -63,12 +66,14 @@ def _make_norm_module(root: fx.GraphModule, node: fx.Node, source: nn.Module) ->
     if not all(isinstance(arg, fx.Node) and arg.op == "get_attr" for arg in tensors):
         return
     mean, var, weight, bias = (operator.attrgetter(str(arg.target))(root) for arg in tensors)
-    norm = kind(len(mean), argument(node, 7, "eps", 1e-5), argument(node, 6, "momentum", 0.1))
+    eps, momentum = argument(node, 7, "eps", 1e-5), argument(node, 6, "momentum", 0.1)
+    norm = kind(len(mean), eps, momentum)
     norm.weight, norm.bias, norm.running_mean, norm.running_var = weight, bias, mean, var
     owner = source.get_submodule(str(tensors[0].target).rpartition(".")[0])
     seen = getattr(owner, "num_batches_tracked", None)
     norm.num_batches_tracked = torch.zeros_like(mean[0], dtype=torch.long) if seen is None else seen
-    name = f"_norm_{node.name}"
+    key = (kind, eps, momentum, *(arg.target for arg in tensors))
+    name = made.setdefault(key, f"_norm_{node.name}")  # one that is called twice stays one
     root.add_module(name, norm.eval())
     node.op, node.target = "call_module", name
     node.args, node.kwargs = (argument(node),), {}

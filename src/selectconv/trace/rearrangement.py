@@ -40,11 +40,11 @@ def moved_channels(
     """Find the channel of `start` that each channel of `end` holds, (K,) int64.
 
     Args:
-        start: a tensor with so many channels and spatial axes.
+        start: a step whose output has `num_channels` channels and `axes` spatial axes.
         end: what rearrangements make of it.
         num_channels: the channels of `start`.
         axes: its spatial axes.
-        module_of: the module that a step calls.
+        module_of: return the module that a step calls.
 
     Returns:
         The channels; None where `end` mixes channels, or depends on other things.
@@ -52,32 +52,8 @@ def moved_channels(
     pixels = [1] * axes
     channels = torch.arange(num_channels, dtype=torch.float64).view(1, -1, *pixels)
     probe = channels.expand(_PROBE_IMAGES, -1, *_PROBE_PIXELS[:axes]).contiguous()
-    known: dict[fx.Node, Any] = {start: probe}
-
-    def value(node: fx.Node) -> Any:
-        if node in known:
-            return known[node]
-        module = module_of(node)
-        is_size = (node.op == "call_method" and node.target == "size") or (
-            node.op == "call_function"
-            and (node.target in _ARITHMETIC or (node.target is getattr and node.args[1] == "shape"))
-        )
-        if not (is_size or is_rearrangement(node, module)):
-            raise _UnknownError(str(node))
-        args = fx.map_arg(node.args, value)
-        kwargs = fx.map_arg(node.kwargs, value)
-        if module is not None:
-            result: Any = module(*args, **kwargs)
-        elif node.op == "call_method":
-            result = getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        else:
-            assert callable(node.target)
-            result = node.target(*args, **kwargs)
-        known[node] = result
-        return result
-
     try:
-        moved = value(end)
+        moved = _compute(end, {start: probe}, module_of)
     except (_UnknownError, RuntimeError, TypeError, ValueError, IndexError, AttributeError):
         return None  # sizes that the probe does not have, or that other tensors give
     if not isinstance(moved, Tensor) or moved.ndim != axes + 2 or moved.numel() == 0:
@@ -86,3 +62,26 @@ def moved_channels(
     if not torch.equal(index.view(1, -1, *pixels).expand_as(moved), moved):
         return None
     return index.to(torch.int64)
+
+
+def _compute(
+    node: fx.Node, known: dict[fx.Node, Any], module_of: Callable[[fx.Node], nn.Module | None]
+) -> Any:
+    """Compute a step from known ones; only rearrangements and sizes are computed."""
+    if node in known:
+        return known[node]
+    module = module_of(node)
+    is_size = (node.op == "call_method" and node.target == "size") or (
+        node.op == "call_function"
+        and (node.target in _ARITHMETIC or (node.target is getattr and node.args[1] == "shape"))
+    )
+    if not (is_size or is_rearrangement(node, module)):
+        raise _UnknownError(str(node))
+    args, kwargs = fx.map_arg(
+        (node.args, node.kwargs), lambda other: _compute(other, known, module_of)
+    )
+    call: Any = module or node.target
+    if node.op == "call_method":
+        call, args = getattr(args[0], str(node.target)), args[1:]
+    known[node] = call(*args, **kwargs)
+    return known[node]

@@ -66,6 +66,24 @@ def test_an_error_does_not_count_where_the_losses_do_not_differ(tmp_path):
     assert "does not count" in state_findings(group)[1]
 
 
+def test_the_best_plain_training_is_the_baseline_measure_by_measure(tmp_path):
+    write_pair(tmp_path, [(29.0, 0.88), (29.0, 0.90), (29.0, 0.91)])
+    lower = [(29.5, 0.99), (30.0, 0.99), (30.5, 0.99)]  # a lower error, a higher loss
+    for seed, result in enumerate(lower):
+        write_run(
+            tmp_path / f"q{seed}", method="plain", seed=seed, holdout=result, weight_decay=0.5
+        )
+    [group] = group_runs(collect([tmp_path]).runs)
+    loss, error = find(group).questions
+    assert (loss.before, error.before) == (pytest.approx(0.92667, abs=1e-4), 30.0)
+    assert loss.against.name == "plain (weight_decay 0.0001)"
+    assert error.against.name == "plain (weight_decay 0.5)"
+    assert [key.method for key in answer(group)] == ["select"]  # nobody asks about plain
+    names = [row[0] for row in build_table(group).rows]
+    assert names[0] == "plain (weight_decay 0.0001)"
+    assert names[2].startswith("+D+R zero+shift (select) (weight_decay 0.0001) [gamma")
+
+
 def test_without_held_out_images_everywhere_the_test_error_is_compared(tmp_path):
     write_pair(tmp_path, [(29.0, 0.88), (29.0, 0.90), (29.0, 0.91)])
     write_run(tmp_path / "old", method="shift", error=22.0)

@@ -332,10 +332,13 @@ def test_a_missing_run_stands_in_the_row_of_its_method(tmp_path):
 
 
 def test_groups_that_differ_in_a_setting_have_titles_that_say_so(tmp_path):
-    write_run(tmp_path / "a", method="plain", lr=0.1)
-    write_run(tmp_path / "b", method="plain", lr=0.2)
+    write_run(tmp_path / "a", method="plain", momentum=0.8)
+    write_run(tmp_path / "b", method="plain", momentum=0.9)
     titles = [group.title for group in group_runs(collect([tmp_path]).runs)]
-    assert [title.partition(", 6 epochs")[2] for title in titles] == [", lr 0.1", ", lr 0.2"]
+    assert [title.partition(", 6 epochs")[2] for title in titles] == [
+        ", momentum 0.8",
+        ", momentum 0.9",
+    ]
 
 
 def test_a_second_run_with_the_same_settings_is_named(tmp_path):

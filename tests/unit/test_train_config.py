@@ -110,7 +110,8 @@ def test_a_settings_help_follows_from_its_declaration():
 
 
 def test_every_setting_is_declared_once_and_the_recipes_hold_the_papers_alone():
-    groups = [set(setting_names(group)) for group in ("task", "training", "selection", "aside")]
+    names = ("task", "training", "tuning", "selection", "aside")
+    groups = [set(setting_names(group)) for group in names]
     assert sorted(set.union(*groups)) == sorted(setting_names())
     assert sum(map(len, groups)) == len(setting_names())
     assert set(setting_types().values()) == {str, dict, int, float, bool}

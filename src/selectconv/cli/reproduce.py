@@ -176,9 +176,10 @@ def write_report(
 def show_plan(grid: Grid, states: dict[str, str], out: Path, jobs: int, console: Console) -> None:
     """Print the grid with the time that it will take."""
     from selectconv.reproduce.duration import estimate_seconds
+    from selectconv.reproduce.local_engine import threads_of
     from selectconv.train.estimate import describe_duration
 
-    seconds = estimate_seconds(grid.runs)
+    seconds = estimate_seconds(grid.runs, threads_of(jobs))
     table = Table("run", "state", "takes about", box=None)
     for run in grid.runs:
         takes = describe_duration(seconds[run.name]) if run.name in seconds else run.problem

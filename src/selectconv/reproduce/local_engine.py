@@ -12,6 +12,11 @@ from selectconv.reproduce.jobs import Outcome, conclude, start
 _POLL_S = 0.2
 
 
+def threads_of(jobs: int) -> int:
+    """Return how many threads each of some runs at a time gets: the cores are shared out."""
+    return max(1, (os.cpu_count() or 1) // jobs)
+
+
 def run_local(
     runs: Sequence[PlannedRun], out: Path, jobs: int, report: Callable[[Outcome], None]
 ) -> None:
@@ -23,7 +28,7 @@ def run_local(
         jobs: processes at a time; the cores are shared out among them.
         report: called with the outcome of each run.
     """
-    threads = max(1, (os.cpu_count() or 1) // jobs)
+    threads = threads_of(jobs)
     environment = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads)}
     waiting = list(runs)
     running: list[tuple[PlannedRun, subprocess.Popen[bytes]]] = []

@@ -69,9 +69,13 @@ class TrainConfig:
     )
     epochs: int = setting("number of passes over the training set", whole(1))
     batch_size: int = setting("images per step, over all processes", whole(1))
-    lr: float = setting("learning rate at the start of the cosine, which ends at 0", non_negative)
+    lr: float = setting(
+        "learning rate at the start of the cosine, which ends at 0", non_negative, group="tuning"
+    )
     momentum: float = setting("Nesterov momentum", fraction)
-    weight_decay: float = setting("weight decay of everything but the shifts", non_negative)
+    weight_decay: float = setting(
+        "weight decay of everything but the shifts", non_negative, group="tuning"
+    )
     shift_weight_decay: float = setting(
         "weight decay of the shifts", non_negative, group="selection"
     )

@@ -22,7 +22,8 @@ from selectconv.train.network import build_model, build_plain
 
 # Most multiply-adds of a timed forward pass: seconds even for the largest network.
 _MOST_MACS = 5e9
-_REPEATS = 3
+_REPEATS = 5
+_TEST_SHARE = 1 / 3  # testing computes forward only
 # How many slots a training re-allocates: Section 3.3's fifth of what +S shifts.
 _MOVED_SHARE = 0.2
 _SOURCES = 8  # distinct channels that a layer's moved slots read
@@ -34,8 +35,7 @@ def announce(config: TrainConfig, folder: Path, console: Console) -> None:
     info = dataset_info(config.data, config.image_size)
     train_images = min(config.subset or info.num_train, info.num_train)
     test_images = min(config.test_subset or info.num_test, info.num_test)
-    per_image = seconds_per_image(config, info)
-    seconds = config.epochs * per_image * (train_images + test_images / 3)  # testing: forward only
+    seconds = seconds_per_image(config, info) * count_images(config)
     table = Table.grid(padding=(0, 2))
     parameters = count_params(build_model(config, info))
     images = "x".join(map(str, info.shape))
@@ -53,6 +53,16 @@ def announce(config: TrainConfig, folder: Path, console: Console) -> None:
     table.add_row("folder", str(folder))
     table.add_row("takes", f"about {describe_duration(seconds)}")
     console.print(table, highlight=False)
+
+
+def count_images(config: TrainConfig) -> float:
+    """Count the images of a run, those of tests as the part of a training image that they cost."""
+    info = dataset_info(config.data)
+    train = min(config.subset or info.num_train, info.num_train)
+    tested = config.epochs * min(config.test_subset or info.num_test, info.num_test)
+    if config.holdout:
+        tested += info.num_train - train + info.num_test
+    return config.epochs * train + _TEST_SHARE * tested
 
 
 def describe_method(config: TrainConfig) -> str:
@@ -125,14 +135,23 @@ def seconds_per_image(config: TrainConfig, info: DatasetInfo) -> float:
         model = model.to(device)
         optimizer = build_optimizer(config, model)
         images = torch.randn(count, *info.shape, device=device)
+        if config.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
         labels = torch.randint(info.num_classes, (count,), device=device)
         times = []
         for _ in range(_REPEATS + 1):
-            started = time.perf_counter()
+            started = _now(device)
             F.cross_entropy(model(images), labels).backward()
             optimizer.step()
             optimizer.zero_grad()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            times.append(time.perf_counter() - started)
+            times.append(_now(device) - started)
     return statistics.median(times[1:]) / count  # the first one warms up
+
+
+def _now(device: torch.device) -> float:
+    """Return seconds that other programs on the machine do not stretch, where that is possible."""
+    if device.type == "cpu":
+        return time.process_time() / torch.get_num_threads()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()

@@ -10,7 +10,7 @@ from dataclasses import MISSING, Field, dataclass, field
 from typing import Any, Literal
 
 Check = Callable[[str, Any], object]
-Group = Literal["task", "training", "selection", "aside"]
+Group = Literal["task", "training", "tuning", "selection", "aside"]
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Setting:
     Attributes:
         help: one line for `--help`, without the default.
         check: called with the name and a value; raises TypeError or ValueError.
-        group: `task` (network and data), `training`, `selection` (how channels are selected:
-            differs between the rows of a comparison) or `aside` (a result does not depend on it,
-            or not by intention).
+        group: `task` (network and data), `training`, `tuning` (each row of a comparison may have
+            its own best value), `selection` (how channels are selected, likewise) or `aside` (a
+            result does not depend on it, or not by intention).
         none_word: how None is written in flags and files, if it is a choice of its own; otherwise
             a missing value or null means None.
         came_later: runs from before it do not have it in their `config.yaml`.

@@ -22,6 +22,7 @@ class Question:
 
     Attributes:
         measure: "loss" or "error".
+        against: the other method: the baseline or, for another placement, the paper's.
         before: mean of the other method, over the common seeds.
         after: mean of the method.
         result: the differences, paired by seed.
@@ -30,6 +31,7 @@ class Question:
     """
 
     measure: str
+    against: Row
     before: float
     after: float
     result: Comparison
@@ -43,7 +45,6 @@ class Answer:
 
     Attributes:
         row: the method.
-        against: the baseline or, for another placement, the same method with the paper's.
         questions: in the order in which they are asked; the error is the last.
         is_corrected: whether p was corrected by Holm's method.
         num_missing: planned runs that the answer still waits for.
@@ -52,7 +53,6 @@ class Answer:
     """
 
     row: Row
-    against: Row
     questions: tuple[Question, ...]
     is_corrected: bool
     num_missing: int
@@ -75,65 +75,54 @@ def answer(group: Group) -> dict[RowKey, Answer]:
     First questions and placements are not corrected. The others are corrected for their
     number by Holm's method; those that have no answer yet count.
     """
-    baseline = group.baseline
-    if baseline is None:
+    baselines = group.baselines
+    asked_about = {key: row for key, row in group.rows.items() if row not in baselines}
+    if not baselines:
         return {}
-    pairs = {
-        key: (other, row)
-        for key, row in group.rows.items()
-        if (other := _opponent(group, baseline, row)) is not None
-    }
     family = [
         key
-        for key, row in group.rows.items()
-        if row is not baseline
-        and key.method not in group.first
-        and key.placement == PAPERS_PLACEMENT
+        for key in asked_about
+        if key.method not in group.first and key.placement == PAPERS_PLACEMENT
     ]
     asked: dict[RowKey, list[Question]] = {}
     for measure in ("loss", "error") if group.is_held_out else ("error",):
-        _ask(measure, pairs, family, asked)
-    answers = {}
-    for key, questions in asked.items():
-        other, row = pairs[key]
-        related = family if key in family else [key]
-        missing = [*other.missing, *(name for k in related for name in group.rows[k].missing)]
-        answers[key] = Answer(
-            row,
-            other,
-            tuple(questions),
-            is_corrected=len(related) > 1,
-            num_missing=len(missing),
-            p_equivalent=None
-            if group.margin is None
-            else equivalence_p(other.measured("error"), row.measured("error"), group.margin),
-        )
-    return answers
-
-
-def _ask(
-    measure: str,
-    pairs: dict[RowKey, tuple[Row, Row]],
-    family: list[RowKey],
-    asked: dict[RowKey, list[Question]],
-) -> None:
-    """Add the question about a measure to what was asked before, for each pair that has one."""
-    found = {
-        key: result
-        for key, (other, row) in pairs.items()
-        if (result := compare(other.measured(measure), row.measured(measure))) is not None
+        found: dict[RowKey, tuple[Row, Comparison]] = {}
+        for key, row in asked_about.items():
+            against = _opponent(group, row, measure)
+            result = against and compare(against.measured(measure), row.measured(measure))
+            if against is not None and result:
+                found[key] = (against, result)
+        corrected = correct_holm({key: found[key][1].p if key in found else 1.0 for key in family})
+        for key, (against, result) in found.items():
+            before = asked.setdefault(key, [])
+            old, new = (one.mean(measure, result.seeds) for one in (against, group.rows[key]))
+            counts = all(question.p < LEVEL for question in before)
+            p = corrected.get(key, result.p)
+            before.append(Question(measure, against, old, new, result, p, counts))
+    return {
+        key: _conclude(group, group.rows[key], questions, family if key in family else [key])
+        for key, questions in asked.items()
     }
-    corrected = correct_holm({key: found[key].p if key in found else 1.0 for key in family})
-    for key, result in found.items():
-        before = asked.setdefault(key, [])
-        old, new = (row.mean(measure, result.seeds) for row in pairs[key])
-        counts = all(question.p < LEVEL for question in before)
-        p = corrected.get(key, result.p)
-        before.append(Question(measure, old, new, result, p, counts))
 
 
-def _opponent(group: Group, baseline: Row, row: Row) -> Row | None:
-    """Return the row that a row is compared with; None for the baseline itself."""
+def _conclude(group: Group, row: Row, questions: list[Question], related: list[RowKey]) -> Answer:
+    """Put a row's questions together; `related` are the rows that its correction counts."""
+    waiting = {
+        name
+        for one in (*(question.against for question in questions), *map(group.rows.get, related))
+        if one is not None
+        for name in one.missing
+    }
+    p_equivalent = None
+    if group.margin is not None:
+        against = questions[-1].against
+        errors = against.measured("error"), row.measured("error")
+        p_equivalent = equivalence_p(*errors, group.margin)
+    return Answer(row, tuple(questions), len(related) > 1, len(waiting), p_equivalent)
+
+
+def _opponent(group: Group, row: Row, measure: str) -> Row | None:
+    """Return the row that another one is compared with."""
     if row.key.placement != PAPERS_PLACEMENT:
         return group.find(row.key.method)
-    return None if row is baseline else baseline
+    return group.baseline(measure)

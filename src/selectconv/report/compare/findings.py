@@ -9,12 +9,12 @@ from selectconv.report.compare.statistics import LEVEL, Comparison, compare, sho
 
 def state_findings(group: Group) -> list[str]:
     """State what was found: first questions, second ones, placements, and one not asked before."""
-    baseline = group.baseline
-    if baseline is None:
+    baselines = group.baselines
+    if not baselines:
         return ["There is no finished run of the baseline: nothing can be compared."]
     answers = answer(group)
     rows = sorted(
-        (row for row in group.rows.values() if row is not baseline),
+        (row for row in group.rows.values() if row not in baselines),
         key=lambda row: (
             row.key.placement != PAPERS_PLACEMENT, row.key.method not in group.first, row.key,
         ),
@@ -25,16 +25,17 @@ def state_findings(group: Group) -> list[str]:
             lines += _state(group, answers[row.key])
         else:
             own = row.key.placement == PAPERS_PLACEMENT
-            other = baseline.key.name if own else "the paper's placement"
-            lines.append(f"{row.key.name}: fewer than two seeds in common with {other}.")
-    return lines + _look_further(group, baseline)
+            other = baselines[0].key.name if own else "the paper's placement"
+            lines.append(f"{row.name}: fewer than two seeds in common with {other}.")
+    return lines + _look_further(group)
 
 
-def _look_further(group: Group, baseline: Row) -> list[str]:
+def _look_further(group: Group) -> list[str]:
     """State what was not asked beforehand, and say so: the test loss, and select against +S."""
     shift, select = group.find("shift"), group.find("select")
     pairs = []
-    if select is not None and not group.is_held_out:
+    baseline = group.baseline("loss")
+    if select is not None and baseline is not None and not group.is_held_out:
         pairs.append((baseline, select, "loss"))
     if select is not None and shift is not None:
         pairs.append((shift, select, "error"))
@@ -56,14 +57,14 @@ def _state(group: Group, found: Answer) -> list[str]:
     lines = []
     for asked in found.questions:
         text = _describe(
-            group, found.against, found.row, asked.measure, asked.before, asked.after, asked.result
+            group, asked.against, found.row, asked.measure, asked.before, asked.after, asked.result
         )
         lines.append(f"{text}, {show_p(asked.p)}{kind}: {_verdict(found, asked)}.")
     if found.p_equivalent is not None:
         shown = found.p_equivalent < LEVEL and not found.num_missing
         verdict = "shown" if shown else "not shown"
         lines.append(
-            f"{found.row.key.name} within {group.margin:g} points of {found.against.key.name}'s "
+            f"{found.row.name} within {group.margin:g} points of {found.error.against.name}'s "
             f"error: {verdict} ({show_p(found.p_equivalent)}, two one-sided tests)."
         )
     return lines
@@ -83,7 +84,7 @@ def _describe(
     if measure == "error":
         values = f"{before:.2f} % to {after:.2f} %"
     return (
-        f"{row.key.name} against {against.key.name}, {result.n} seeds: {what} {values}, a change "
+        f"{row.name} against {against.name}, {result.n} seeds: {what} {values}, a change "
         f"of {result.change:+.2f} % (95 % interval {result.low:+.2f} to {result.high:+.2f} %)"
     )
 

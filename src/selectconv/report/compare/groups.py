@@ -29,23 +29,19 @@ class GroupKey:
 
 @dataclass(frozen=True, order=True)
 class RowKey:
-    """A method with its way of selecting channels."""
+    """A method with its way of selecting channels and its learning rate and weight decay."""
 
     rank: int
     method: str
     placement: str
     selection: str
+    tuning: str
 
     @property
     def name(self) -> str:
         """The paper's name of the method; a placement other than the paper's is named."""
         name = METHODS[self.method].paper_name if self.method in METHODS else self.method
         return name if self.placement == PAPERS_PLACEMENT else f"{name} {self.placement}"
-
-    @property
-    def short_name(self) -> str:
-        """The same for the axis of a figure."""
-        return self.name.replace(" (select)", "")
 
 
 def keys_of(config: Mapping[str, Any]) -> tuple[GroupKey, RowKey]:
@@ -55,6 +51,7 @@ def keys_of(config: Mapping[str, Any]) -> tuple[GroupKey, RowKey]:
     placement = options.pop("placement", PAPERS_PLACEMENT)
     selection |= {name: config[name] for name in _SELECTION if name in config}
     rest = {name: value for name, value in config.items() if name in setting_names("training")}
+    tuning = {name: config[name] for name in setting_names("tuning")}
     rest["model_options"] = options
     method = METHODS.get(config["method"])  # None: planned, and not one of ours
     if method is not None:
@@ -64,7 +61,13 @@ def keys_of(config: Mapping[str, Any]) -> tuple[GroupKey, RowKey]:
     rank += placement != PAPERS_PLACEMENT  # after the paper's
     return (
         GroupKey(config["model"], config["data"], json.dumps(rest, sort_keys=True)),
-        RowKey(rank, config["method"], placement, json.dumps(selection, sort_keys=True)),
+        RowKey(
+            rank,
+            config["method"],
+            placement,
+            json.dumps(selection, sort_keys=True),
+            json.dumps(tuning),
+        ),
     )
 
 
@@ -77,12 +80,26 @@ class Row:
         runs: the finished ones, by seed.
         missing: why a run is not among them, by its name.
         is_held_out: the endpoint is every image that was not trained on, not the test images alone.
+        tuned: the settings of `tuning` in which the rows of its comparison differ.
     """
 
     key: RowKey
     runs: dict[int, Run]
     missing: dict[str, str]
     is_held_out: bool = False
+    tuned: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its method and, where rows differ in them, learning rate and weight decay."""
+        values = json.loads(self.key.tuning)
+        words = [f"{name} {values[name]:g}" for name in self.tuned]
+        return f"{self.key.name} ({', '.join(words)})" if words else self.key.name
+
+    @property
+    def short_name(self) -> str:
+        """The same for the axis of a figure."""
+        return self.name.replace(" (select)", "")
 
     def measured(self, measure: str) -> dict[int, float]:
         """Return the last weights' "error" or "loss" at the endpoint, by seed."""
@@ -132,11 +149,18 @@ class Group:
         return "held-out" if self.is_held_out else "test"
 
     @property
-    def baseline(self) -> Row | None:
-        """Plain training or, without it, learned group convolution."""
-        baselines = [method.name for method in METHODS.values() if method.is_baseline]
-        found = [self.find(name) for name in baselines]
-        return next((row for row in found if row is not None), None)
+    def baselines(self) -> list[Row]:
+        """The finished rows of plain training or, without it, of learned group convolution."""
+        for name in (method.name for method in METHODS.values() if method.is_baseline):
+            rows = [row for row in self.rows.values() if row.key.method == name and row.runs]
+            if rows:
+                return rows
+        return []
+
+    def baseline(self, measure: str) -> Row | None:
+        """Return what other methods are compared with: of several plain rows, the best one."""
+        rows = self.baselines
+        return min(rows, key=lambda row: row.mean(measure, row.runs)) if rows else None
 
     def find(self, method: str, placement: str = PAPERS_PLACEMENT) -> Row | None:
         """Return the row of a method that has finished runs, the first of several."""
@@ -191,8 +215,11 @@ def group_runs(
     ordered = sorted(groups.values(), key=lambda group: group.key)
     for group in ordered:
         group.rows = dict(sorted(group.rows.items()))
+        tunings = [json.loads(key.tuning) for key in group.rows]
+        tuned = tuple(n for n in tunings[0] if any(one[n] != tunings[0][n] for one in tunings))
         for row in group.rows.values():
             row.is_held_out = group.is_held_out
+            row.tuned = tuned
     _tell_apart(ordered)
     return ordered
 

@@ -163,7 +163,7 @@ def _write_caption(group: Group, answers: Mapping[RowKey, Answer], scale: str, t
 
 
 def _method_name(row: Row) -> str:
-    return row.key.name + _selection_words(row)
+    return row.name + _selection_words(row)
 
 
 def _selection_words(row: Row) -> str:

@@ -33,14 +33,14 @@ def draw_errors(group: Group, name: str) -> Figure:
             spread = [place + 0.3 + 0.02 * (number % 5) for number in range(len(errors))]
             axes.plot(spread, errors, "o", color=colour, markersize=3, alpha=0.8)
         labels = [
-            row.key.short_name.replace(" ", "\n")  # long names side by side
+            row.short_name.replace(" ", "\n")  # long names side by side
             for row in rows
         ]
         axes.set_xticks(range(len(rows)), labels)
         axes.set_ylabel(f"{group.endpoint} error, last epoch (%)")
         axes.grid(axis="y", linewidth=0.6)
         body = to_svg(figure, name)
-    counts = ", ".join(f"{row.key.short_name} {len(row.runs)}" for row in rows)
+    counts = ", ".join(f"{row.short_name} {len(row.runs)}" for row in rows)
     return Figure(
         f"{group.endpoint.capitalize()} error by method",
         f"{group.title}. The paper's Figure 5, with one dot per seed. Box: quartiles and median; "
@@ -58,7 +58,7 @@ def draw_losses(group: Group, name: str) -> Figure:
                 continue
             run = median_run(list(row.runs.values()))
             losses = [line["test_loss"] for line in run.metrics]
-            label = f"{row.key.short_name} (seed {run.config.seed})"
+            label = f"{row.short_name} (seed {run.config.seed})"
             axes.plot(losses, color=_colour(row), label=label, linewidth=1.4)
         stop = math.ceil(group.config["stop_at"] * group.config["epochs"]) - 1
         axes.axvline(stop, color=GRID, linestyle="--", linewidth=1)

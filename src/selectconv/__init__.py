@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from selectconv.allocate.report import AllocationReport
     from selectconv.conversion.convert import convert
     from selectconv.conversion.description import describe
-    from selectconv.core.allocation import AllocationPlan
     from selectconv.core.layer import SelectConv1d, SelectConv2d, SelectConv3d
     from selectconv.core.mean_source import (
         BatchNormMean,
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
         ObservedMean,
         SelectedMean,
     )
+    from selectconv.core.plan import AllocationPlan
     from selectconv.deploy.compress import compress
     from selectconv.deploy.compressed_file import load_compressed, save_compressed
     from selectconv.deploy.cost import Cost, CostCounter, count
@@ -80,7 +80,7 @@ __all__ = [
 # Where each public name lives.
 _HOMES = {
     "AllocationError": "selectconv.errors",
-    "AllocationPlan": "selectconv.core.allocation",
+    "AllocationPlan": "selectconv.core.plan",
     "AllocationReport": "selectconv.allocate.report",
     "BatchNormMean": "selectconv.core.mean_source",
     "ChannelAllocator": "selectconv.allocate.allocator",

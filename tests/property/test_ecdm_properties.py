@@ -6,14 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracles_formulas import naive_ecdm, naive_rms_damage
-from selectconv.core.ecdm import (
-    ecdm,
-    expected_activation,
-    expected_relu,
-    expected_square_relu,
-    normalize_ecdm,
-    rms_damage,
-)
+from selectconv.core.ecdm import ecdm, normalize_ecdm, rms_damage
+from selectconv.core.moments import expected_activation, expected_relu, expected_square_relu
 
 # Sums of at most a few dozen products of numbers of order 1.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}

@@ -8,8 +8,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
 
 import selectconv as sc
-from selectconv.core.allocation import LayerPlan
 from selectconv.core.layer import SelectConvNd
+from selectconv.core.plan import LayerPlan
 
 
 def scramble(model: nn.Module, *, closed: float = 0.4, moved: float = 0.3, seed: int = 0):

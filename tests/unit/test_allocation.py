@@ -18,13 +18,8 @@ from oracles_allocation import (
     top_candidates,
 )
 from selectconv import AllocationError, AllocationPlan
-from selectconv.core.allocation import (
-    LayerPlan,
-    ReallocRule,
-    choose_dealloc,
-    choose_sources,
-    realloc_scores,
-)
+from selectconv.core.allocation import ReallocRule, choose_dealloc, choose_sources, realloc_scores
+from selectconv.core.plan import LayerPlan
 
 # Norms in float64: the sum of a few squares in another order.
 NORM_TOLERANCE = 1e-12

@@ -12,7 +12,7 @@ from torch import nn
 
 import selectconv as sc
 from selectconv.conversion.input_mean import trace
-from selectconv.core.ecdm import is_relu
+from selectconv.core.moments import is_relu
 from tiny_models import BATCH_NORMS, CONVS, Net
 
 CHANNELS = 8

@@ -17,15 +17,13 @@ from oracles_formulas import (
     quad_expectation,
     relative_error,
 )
-from selectconv.core.ecdm import (
-    ecdm,
+from selectconv.core.ecdm import ecdm, normalize_ecdm, rms_damage
+from selectconv.core.moments import (
     expected_activation,
     expected_relu,
     expected_square_activation,
     expected_square_relu,
     is_relu,
-    normalize_ecdm,
-    rms_damage,
 )
 
 PROMISED = 1e-9  # API.md: float64 relative error for beta / |gamma| in [-35, 35]
@@ -224,7 +222,7 @@ class TestExpectedActivation:
     def test_many_channels_in_several_chunks(self, monkeypatch):
         beta, gamma = torch.linspace(-3, 3, 50).double(), torch.linspace(0, 2, 50).double()
         whole = expected_activation(beta, gamma, nn.Hardswish())
-        monkeypatch.setattr("selectconv.core.ecdm._CHUNK", 21 * 50)  # an odd number of rows
+        monkeypatch.setattr("selectconv.core.moments._CHUNK", 21 * 50)  # an odd number of rows
         np.testing.assert_allclose(
             expected_activation(beta, gamma, nn.Hardswish()), whole, atol=EXACT
         )

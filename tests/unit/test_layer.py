@@ -12,7 +12,8 @@ from torch import nn
 import selectconv as sc
 from oracles_allocation import count_readers, naive_scores, naive_select, top_candidates
 from selectconv import AllocationError, BatchNormMean, ConstantMean, MeanSourceError, ObservedMean
-from selectconv.core.allocation import LayerPlan, ReallocRule
+from selectconv.core.allocation import ReallocRule
+from selectconv.core.plan import LayerPlan
 
 # float64, sums of at most some hundred products of order one, taken in another order.
 EXACT = {"rtol": 1e-11, "atol": 1e-11}

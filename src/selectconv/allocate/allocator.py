@@ -8,29 +8,29 @@ and never calls the optimizer.
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from operator import index as as_int
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from selectconv.allocate.agreement import agree, in_process_group
-from selectconv.allocate.budget import Budget, check_targets
+from selectconv.allocate.allocator_state import STATE_VERSION, read_state, warn_of_changes
+from selectconv.allocate.budget import build_budget
 from selectconv.allocate.closing_queue import StepOptions
-from selectconv.allocate.copies import Copies
+from selectconv.allocate.copies import Copies, check_batch_norms
 from selectconv.allocate.log import Log, read_log
 from selectconv.allocate.optimizer_state import decays
 from selectconv.allocate.report import AllocationReport
 from selectconv.checks import check_choice, check_count, check_fraction
-from selectconv.core.allocation import AllocationPlan, ReallocRule
+from selectconv.core.allocation import ReallocRule
+from selectconv.core.damage import DAMAGES
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import count_slots, selective_layers, unwrap
-from selectconv.core.slots import DAMAGES, draw_shift
+from selectconv.core.plan import AllocationPlan
 from selectconv.core.threads import one_thread
 from selectconv.errors import AllocationError, SelectConvError, SelectConvWarning
 
 MODES = ("select", "zero", "random", "dealloc", "shift", "none")
-_STATE_VERSION = 1
 _NEVER = -(1 << 40)  # an epoch long before any
 
 
@@ -124,9 +124,14 @@ class ChannelAllocator:
             name: torch.full((layer.in_channels,), _NEVER, device="cpu")
             for name, layer in self.layers.items()
         }
-        self.budget = self._build_budget(target_macs, target_params, example_input)
+        num_steps = math.ceil(self.stop_at * self.total_epochs)
+        targets = {"target_macs": target_macs, "target_params": target_params}
+        for name, value in targets.items():
+            if value is not None and not self._closes:
+                raise ValueError(f"`{name}` needs a `mode` that closes slots, got {mode!r}.")
+        self.budget = build_budget(self.model, targets, example_input, num_steps)
         if mode == "shift":
-            self._shift_everything()
+            self._copies.shift_everything(self.rule.max_shift, self.generator)
 
     @property
     def layers(self) -> dict[str, SelectConvNd]:
@@ -242,7 +247,7 @@ class ChannelAllocator:
     def state_dict(self) -> dict[str, Any]:
         """Return what resuming needs besides the model's own state: tensors and plain types."""
         state = {
-            "version": _STATE_VERSION,
+            "version": STATE_VERSION,
             "settings": self._settings(),
             "last_epoch": self.last_epoch,
             "generator": self.generator.get_state(),
@@ -258,54 +263,13 @@ class ChannelAllocator:
         Raises:
             AllocationError: a state of another version or architecture; nothing was changed.
         """
-        keys = {"version", "last_epoch", "generator", "opened_at"}
-        if self.budget is not None:
-            keys.add("budget")
-        if not isinstance(state, Mapping) or set(state) - {"settings"} != keys:
-            got = sorted(state) if isinstance(state, Mapping) else type(state).__name__
-            raise AllocationError(f"`state` must have the keys {sorted(keys)}, got {got}.")
-        if state["version"] != _STATE_VERSION:
-            raise AllocationError(
-                f"`state` has version {state['version']!r}; this one reads {_STATE_VERSION}."
-            )
-        try:
-            last_epoch = as_int(state["last_epoch"])
-            generator = torch.Generator()
-            # To the CPU: torch.load may have been told to map everything to another device.
-            generator.set_state(torch.as_tensor(state["generator"], device="cpu"))
-            settings: dict[str, Any] = dict(state.get("settings", {}))  # not in version 0.1
-            opened_at = {
-                name: torch.as_tensor(epochs, dtype=torch.int64, device="cpu").clone()
-                for name, epochs in state["opened_at"].items()
-            }
-        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-            raise AllocationError(f"`state` is damaged; reading it failed: {error}.") from error
-        sizes = {name: epochs.numel() for name, epochs in opened_at.items()}
-        own = {name: layer.in_channels for name, layer in self.layers.items()}
-        if sizes != own:
-            different = sorted(set(sizes.items()) ^ set(own.items()))
-            raise AllocationError(
-                "`state` is of another architecture: layers and slots differ at "
-                f"{', '.join(f'{name} ({slots})' for name, slots in different[:4])}."
-            )
+        read = read_state(state, self.layers, has_budget=self.budget is not None)
         if self.budget is not None:
             self.budget.load_state_dict(state["budget"])
-        here = self._settings()
-        changed = [
-            f"{name} {value!r}, here {here.get(name)!r}"
-            for name, value in settings.items()
-            if value != here.get(name)
-        ]
-        if changed:
-            warnings.warn(
-                f"`state` is of an allocator with other settings: {'; '.join(changed)}. Training "
-                "goes on with those of this one.",
-                SelectConvWarning,
-                stacklevel=2,
-            )
-        self.last_epoch = last_epoch
-        self.generator.set_state(generator.get_state())
-        self._opened_at = opened_at
+        warn_of_changes(read.settings, self._settings())
+        self.last_epoch = read.last_epoch
+        self.generator.set_state(read.generator)
+        self._opened_at = read.opened_at
 
     def __repr__(self) -> str:
         slots = count_slots(self.model)
@@ -334,20 +298,6 @@ class ChannelAllocator:
     @property
     def _reopens(self) -> bool:
         return self.mode in ("select", "zero", "random")
-
-    def _build_budget(
-        self, target_macs: float | None, target_params: float | None, example_input: Any
-    ) -> Budget | None:
-        for name in check_targets(target_macs, target_params):
-            if not self._closes:
-                raise ValueError(f"`{name}` needs a `mode` that closes slots, got {self.mode!r}.")
-            if example_input is None:
-                raise ValueError(f"`{name}` needs an `example_input` to count the model with.")
-            fraction = target_params if target_macs is None else target_macs
-            assert fraction is not None
-            num_steps = math.ceil(self.stop_at * self.total_epochs)
-            return Budget(self.model, name, fraction, example_input, num_steps)
-        return None
 
     def _act(
         self, closes: bool, reopens: bool, epoch: int, *, is_scheduled: bool = False
@@ -384,7 +334,7 @@ class ChannelAllocator:
         is_scheduled: bool = False,
     ) -> AllocationPlan:
         """Plan for these layers; draws from `generator`, changes nothing else."""
-        self._check_batch_norms()
+        check_batch_norms(self.model, self.layers)
         if self.budget is not None and is_scheduled:
             rule = self.rule if reopens else None
             grace = {name: self._protected(name, epoch) for name in self.layers}
@@ -427,38 +377,6 @@ class ChannelAllocator:
         self._copies.apply(plan)
         for name, layer_plan in plan:
             self._opened_at[name][layer_plan.opened] = epoch
-
-    def _check_batch_norms(self) -> None:
-        """Refuse sources that read a batch norm which was taken out of the model."""
-        modules = {id(module) for module in self.model.modules()}
-        tensors = {id(tensor) for tensor in (*self.model.parameters(), *self.model.buffers())}
-        for name, layer in self.layers.items():
-            for bn in () if layer.mean_source is None else layer.mean_source.batch_norms():
-                # Another module with the same tensors (SyncBatchNorm's conversion) is as good.
-                own = bn.running_mean if bn.weight is None else bn.weight
-                if id(bn) not in modules and id(own) not in tensors:
-                    raise AllocationError(
-                        f"`{name}`: its mean source reads a batch norm that is not in the "
-                        "model any more: set `mean_source` to BatchNormMean(the new one, act)."
-                    )
-
-    def _shift_everything(self) -> None:
-        """Give every slot a shift of its own (+S), unless a loaded model has them already."""
-        self._copies.broadcast()  # rank 0 alone may have loaded a model
-        if any(bool(layer.shifted.any()) for layer in self.layers.values()):
-            return
-        for name, layer in self.layers.items():
-            if layer.shift is None:
-                continue
-            slots, axes = layer.shift.shape
-            drawn = draw_shift(slots, axes, self.rule.max_shift, self.generator)
-            for layers in self._copies.all:
-                own = layers[name]
-                assert own.shift is not None
-                with torch.no_grad():
-                    own.shift.copy_(drawn)
-                own.shifted.fill_(True)
-        self._copies.broadcast()
 
     def _agree(
         self, decide: Callable[[], AllocationPlan], generator: torch.Generator

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from selectconv.allocate.closing_queue import FLOOR, ClosingQueue, StepOptions, num_kept
 from selectconv.checks import check_fraction
-from selectconv.core.allocation import AllocationPlan, LayerPlan
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers
+from selectconv.core.plan import AllocationPlan, LayerPlan
 from selectconv.deploy.cost import CostCounter
 from selectconv.errors import AllocationError, SelectConvWarning
 
@@ -49,6 +49,28 @@ def check_targets(target_macs: float | None, target_params: float | None) -> lis
             "other: give one of them."
         )
     return list(given)
+
+
+def build_budget(
+    model: nn.Module,
+    targets: Mapping[str, float | None],
+    example_input: Any,
+    num_steps: int,
+) -> "Budget | None":
+    """Build the budget of an allocator; None where it has no target.
+
+    Raises:
+        TypeError, ValueError: a target that is not accepted, cannot be reached, or cannot be
+            counted without an `example_input`.
+        CompressionError: the model cannot be counted.
+    """
+    for name in check_targets(targets["target_macs"], targets["target_params"]):
+        if example_input is None:
+            raise ValueError(f"`{name}` needs an `example_input` to count the model with.")
+        fraction = targets[name]
+        assert fraction is not None
+        return Budget(model, name, fraction, example_input, num_steps)
+    return None
 
 
 class Budget:

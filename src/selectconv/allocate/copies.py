@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from selectconv.allocate.agreement import broadcast_tensors, in_process_group
 from selectconv.allocate.optimizer_state import check_owns, check_state_by_parameter, state_of_slots
-from selectconv.core.allocation import AllocationPlan
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers, unwrap
+from selectconv.core.plan import AllocationPlan
+from selectconv.core.slots import draw_shift
 from selectconv.errors import AllocationError
 
 
@@ -67,6 +68,24 @@ class Copies:
                 ],
                 self.device,
             )
+
+    def shift_everything(self, max_shift: float, generator: torch.Generator) -> None:
+        """Give every slot a shift of its own (+S), unless a loaded model has them already."""
+        self.broadcast()  # rank 0 alone may have loaded a model
+        if any(bool(layer.shifted.any()) for layer in self.layers.values()):
+            return
+        for name, layer in self.layers.items():
+            if layer.shift is None:
+                continue
+            slots, axes = layer.shift.shape
+            drawn = draw_shift(slots, axes, max_shift, generator)
+            for layers in self.all:
+                own = layers[name]
+                assert own.shift is not None
+                with torch.no_grad():
+                    own.shift.copy_(drawn)
+                own.shifted.fill_(True)
+        self.broadcast()
 
     def apply(self, plan: AllocationPlan) -> None:
         """Check everything, then carry the plan out.
@@ -142,6 +161,25 @@ class Copies:
                 f"they differ at {different[0][0]!r}."
             )
         return layers
+
+
+def check_batch_norms(model: nn.Module, layers: Mapping[str, SelectConvNd]) -> None:
+    """Refuse mean sources that read a batch norm which was taken out of the model.
+
+    Raises:
+        AllocationError: there is such a layer.
+    """
+    modules = {id(module) for module in model.modules()}
+    tensors = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    for name, layer in layers.items():
+        for bn in () if layer.mean_source is None else layer.mean_source.batch_norms():
+            # Another module with the same tensors (SyncBatchNorm's conversion) is as good.
+            own = bn.running_mean if bn.weight is None else bn.weight
+            if id(bn) not in modules and id(own) not in tensors:
+                raise AllocationError(
+                    f"`{name}`: its mean source reads a batch norm that is not in the "
+                    "model any more: set `mean_source` to BatchNormMean(the new one, act)."
+                )
 
 
 def _check_seed(seed: int | None) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from selectconv.allocate.report import AllocationReport
-from selectconv.core.allocation import AllocationPlan
+from selectconv.core.plan import AllocationPlan
 from selectconv.errors import AllocationError
 from selectconv.files import read_json_lines
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from selectconv.core.allocation import AllocationPlan
+from selectconv.core.plan import AllocationPlan
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from selectconv.conversion.mean_rules import (
     raw_inputs,
     writes_into,
 )
-from selectconv.core.ecdm import Activation
 from selectconv.core.mean_source import (
     BatchNormMean,
     ClosedForm,
@@ -33,6 +32,7 @@ from selectconv.core.mean_source import (
     ConstantMean,
     SelectedMean,
 )
+from selectconv.core.moments import Activation
 from selectconv.trace.operations import Family, argument, family_of
 from selectconv.trace.rearrangement import is_rearrangement, moved_channels
 from selectconv.trace.tracer import Tracer, first_line

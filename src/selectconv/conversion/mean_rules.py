@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from selectconv.core.ecdm import Activation
+from selectconv.core.moments import Activation
 from selectconv.trace.operations import (
     ATTRIBUTES,
     IN_PLACE_OPERATORS,

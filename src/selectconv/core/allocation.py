@@ -1,13 +1,6 @@
-"""Section 2.3: Algorithms 1 and 2 as pure functions, and the plan they write down.
+"""Section 2.3: Algorithms 1 and 2 as pure functions."""
 
-Deciding and doing are apart: what is decided is a `LayerPlan` a layer, in an `AllocationPlan` for a
-model, which can be logged as JSON, sent to other processes, and applied to any copy of the model.
-"""
-
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from operator import index as as_int
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,7 +12,6 @@ from selectconv.checks import (
     check_non_negative,
     check_tensor,
 )
-from selectconv.errors import AllocationError
 
 NORMS = ("l2", "linf")
 INITS = ("zero", "random")
@@ -132,109 +124,6 @@ class ReallocRule:
         check_choice("norm", self.norm, NORMS)
 
 
-def _empty() -> Tensor:
-    return torch.empty(0, dtype=torch.int64, device="cpu")
-
-
-@dataclass(frozen=True, eq=False)
-class LayerPlan:
-    """What one layer is to do: close slots, then re-open slots. All tensors are on the CPU.
-
-    Attributes:
-        closed: (A,) int64, the slots to close.
-        opened: (B,) int64, the closed slots to re-open.
-        source: (B,) int64, the channels they are to read.
-        shift: (B, axes), their shifts in pixels; None: they are copied unshifted.
-        weight_seed: the seed from which R^random draws their weights; None: zeros.
-    """
-
-    closed: Tensor = field(default_factory=_empty)
-    opened: Tensor = field(default_factory=_empty)
-    source: Tensor = field(default_factory=_empty)
-    shift: Tensor | None = None
-    weight_seed: int | None = None
-
-    def __bool__(self) -> bool:
-        return len(self.closed) + len(self.opened) > 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return lists and numbers only: `closed` slots, `opened` as [slot, source, shift]."""
-        shift = [None] * len(self.opened) if self.shift is None else self.shift.tolist()
-        opened = zip(self.opened.tolist(), self.source.tolist(), shift, strict=True)
-        plan: dict[str, Any] = {
-            "closed": self.closed.tolist(),
-            "opened": [list(row) for row in opened],
-        }
-        if self.weight_seed is not None:
-            plan["weight_seed"] = self.weight_seed
-        return plan
-
-    @classmethod
-    def from_dict(cls, plan: Mapping[str, Any]) -> "LayerPlan":
-        """Read what `to_dict` wrote."""
-        try:
-            # operator.index refuses what int would round or read: 2.7, "3", infinity.
-            rows = [(as_int(slot), as_int(source), shift) for slot, source, shift in plan["opened"]]
-            closed = [as_int(slot) for slot in plan["closed"]]
-            shifts = [shift for *_, shift in rows]
-            if any(shift is None for shift in shifts) and any(
-                shift is not None for shift in shifts
-            ):
-                raise ValueError("some slots have a shift and some have none")
-            has_shift = bool(rows) and shifts[0] is not None
-            seed = plan.get("weight_seed")
-            return cls(
-                closed=torch.tensor(closed, dtype=torch.int64, device="cpu"),
-                opened=torch.tensor([slot for slot, _, _ in rows], dtype=torch.int64, device="cpu"),
-                source=torch.tensor(
-                    [source for _, source, _ in rows], dtype=torch.int64, device="cpu"
-                ),
-                shift=torch.tensor(shifts, dtype=torch.float32, device="cpu")
-                if has_shift
-                else None,
-                weight_seed=None if seed is None else as_int(seed),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise AllocationError(
-                "A layer's plan needs `closed` (slots) and `opened` (rows of slot, source and shift"
-                f" or null); reading it failed: {error}."
-            ) from error
-
-
-@dataclass(frozen=True, eq=False)
-class AllocationPlan:
-    """What a model is to do: a `LayerPlan` for each layer, by the layer's name, that changes.
-
-    Example:
-        >>> plan = AllocationPlan.from_dict({"conv": {"closed": [2], "opened": [[2, 0, None]]}})
-        >>> plan.to_dict()
-        {'conv': {'closed': [2], 'opened': [[2, 0, None]]}}
-    """
-
-    layers: dict[str, LayerPlan] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return any(self.layers.values())
-
-    def __iter__(self) -> Iterator[tuple[str, LayerPlan]]:
-        return iter(self.layers.items())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a dict that `json` can write."""
-        return {name: plan.to_dict() for name, plan in self}
-
-    @classmethod
-    def from_dict(cls, plan: Mapping[str, Any]) -> "AllocationPlan":
-        """Read what `to_dict` wrote.
-
-        Raises:
-            AllocationError: the dict is not one.
-        """
-        if not isinstance(plan, Mapping):
-            raise AllocationError(f"a plan must be a dict by layer, got {type(plan).__name__}.")
-        return cls({name: LayerPlan.from_dict(layer) for name, layer in plan.items()})
-
-
 def choose_sources(
     scores: Tensor,
     index: Tensor,
@@ -263,7 +152,7 @@ def choose_sources(
     channels = index[best[scores[best] > 0]]  # pi_c of the candidates: copies never chain
     if rule.max_copies is None:
         if len(channels) == 0:
-            return _empty(), _empty()
+            return free[:0], channels[:0]
         return free, channels[_draw(len(channels), len(free), generator)]
     # Differs from paper: the cap is tested at each assignment, not once a call.
     # Decision 3 in docs/method.md.
@@ -282,7 +171,7 @@ def choose_sources(
         left -= len(kept)
         readers = readers + torch.bincount(kept, minlength=len(readers))
         channels = channels[readers[channels] <= rule.max_copies]
-    source = torch.cat(chosen) if chosen else _empty()
+    source = torch.cat(chosen) if chosen else channels[:0]
     return free[: len(source)], source
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from selectconv.checks import check_count, check_fraction
-from selectconv.core.ecdm import (
+from selectconv.core.moments import (
     Activation,
     expected_activation,
     expected_square_activation,

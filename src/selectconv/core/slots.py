@@ -1,7 +1,6 @@
-"""A conv's slots: what each reads, how much it matters, and plans that close and re-open them.
+"""A conv's slots: what each reads, and Section 2.3's two operations, which close and re-open them.
 
-Section 2.1's damage and Section 2.3's two operations for one layer. What is computed from the slots
-is in `layer`.
+How much a slot matters is in `damage`; what is computed from the slots is in `layer`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,26 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from selectconv.checks import check_choice, check_fraction
-from selectconv.core.allocation import (
-    LayerPlan,
-    ReallocRule,
-    choose_dealloc,
-    choose_sources,
-    realloc_scores,
-)
-from selectconv.core.ecdm import ecdm, normalize_ecdm, rms_damage
-from selectconv.core.mean_source import MeanSource, ObservedMean
-from selectconv.errors import AllocationError, MeanSourceError
-
-DAMAGES = ("auto", "mean", "rms")
+from selectconv.core.allocation import ReallocRule, choose_dealloc, choose_sources, realloc_scores
+from selectconv.core.damage import DAMAGES, DamageConvNd
+from selectconv.core.ecdm import normalize_ecdm
+from selectconv.core.plan import LayerPlan
 
 
-class SlottedConvNd(nn.modules.conv._ConvNd):
+class SlottedConvNd(DamageConvNd):
     """A conv with an allocation: the part of `SelectConvNd` that decides and keeps it.
 
     Attributes:
-        gate: (I,) bool buffer, g: the open slots.
-        index: (I,) int64 buffer, pi: the channel that each slot reads.
         moved: (I,) bool buffer: the slot has been re-allocated.
         shifted: (I,) bool buffer: a shift applies to the slot.
         shift: (I, spatial axes) parameter, b: the shifts in pixels; None without re-allocation.
@@ -38,14 +27,9 @@ class SlottedConvNd(nn.modules.conv._ConvNd):
             drawn from, for R^random; None: torch's own initialisation of convs.
     """
 
-    gate: Tensor
-    index: Tensor
     moved: Tensor
     shifted: Tensor
     shift: nn.Parameter | None
-    observed_mean: Tensor
-    observed_var: Tensor
-    observed_batches: Tensor
     weight_std: float | None
 
     def _start_allocation(self, reallocate: bool) -> None:
@@ -57,7 +41,7 @@ class SlottedConvNd(nn.modules.conv._ConvNd):
         shift = nn.Parameter(self.weight.new_zeros(slots, self._num_axes)) if reallocate else None
         self.register_parameter("shift", shift)
         self.weight_std = None
-        self._mean_source: MeanSource | None = None
+        self._mean_source = None
 
     def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
         """Load the layer; the state of a plain conv means a fresh allocation."""
@@ -75,98 +59,6 @@ class SlottedConvNd(nn.modules.conv._ConvNd):
         fresh["gate"].fill_(True)
         fresh["index"].copy_(torch.arange(self.in_channels))
         return fresh
-
-    @property
-    def mean_source(self) -> MeanSource | None:
-        """Where E[X] comes from: a `BatchNormMean`, an `ObservedMean`, or None."""
-        return self._mean_source
-
-    @mean_source.setter
-    def mean_source(self, source: MeanSource | None) -> None:
-        if source is not None and not isinstance(source, MeanSource):
-            raise TypeError(
-                f"`mean_source` must be a BatchNormMean, an ObservedMean or None, got {source!r}."
-            )
-        if isinstance(source, MeanSource) and source.num_channels not in (None, self.in_channels):
-            raise ValueError(
-                f"`mean_source` describes {source.num_channels} channels, "
-                f"the layer has {self.in_channels} inputs."
-            )
-        for name in ("observed_mean", "observed_var", "observed_batches"):
-            self._buffers.pop(name, None)
-        if isinstance(source, ObservedMean):
-            zeros = self.weight.new_zeros(self.in_channels, dtype=torch.float32)
-            self.register_buffer("observed_mean", zeros)
-            self.register_buffer("observed_var", zeros.clone())
-            batches = torch.zeros((), dtype=torch.int64, device=zeros.device)
-            self.register_buffer("observed_batches", batches)
-        self._mean_source = source
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "mean_source":  # nn.Module would take in a module, past the property's checks
-            object.__setattr__(self, name, value)
-        else:
-            super().__setattr__(name, value)
-
-    def knows_mean(self) -> bool:
-        """Return whether `input_mean` has an answer yet."""
-        source = self._mean_source
-        if isinstance(source, ObservedMean):
-            return int(self.observed_batches) > 0
-        return source is not None
-
-    def input_mean(self) -> Tensor:
-        """Compute E of each selected input channel, (I,); 0 where the slot is closed.
-
-        Raises:
-            MeanSourceError: there is no `mean_source`, or it has seen nothing yet.
-        """
-        return self._input_moments()[0]
-
-    def ecdm(self, normalized: bool = False, damage: str = "mean") -> Tensor:
-        """Compute the damage of closing each slot, (I, O): Eq. (2) for "mean".
-
-        Args:
-            normalized: nECDM, the columns of which sum to 1.
-            damage: "mean" (the paper), "rms", or "auto": mean where the input is known not to be
-                negative, rms elsewhere.
-
-        Returns:
-            A matrix whose rows of closed slots are zero.
-
-        Raises:
-            MeanSourceError: there is no `mean_source`, or it has seen nothing yet.
-            ValueError: an unknown `damage`.
-        """
-        check_choice("damage", damage, DAMAGES)
-        with torch.no_grad():
-            # Closed slots have moments 0, and so rows of zeros.
-            mean, var = self._input_moments(variance=self._uses_rms(damage))
-            if var is None:
-                matrix = ecdm(self.weight.detach(), mean, self.groups)
-            else:
-                matrix = rms_damage(self.weight.detach(), mean, var, self.groups)
-            return normalize_ecdm(matrix) if normalized else matrix
-
-    def smallest_gamma(self, damage: str = "auto", protected: Tensor | None = None) -> float | None:
-        """Return the smallest gamma at which `dealloc` would close a slot that does something.
-
-        Slots without any damage, such as those that were just re-opened with weights of zero, do
-        not count: every gamma closes them. None: there is no such slot, or none may be closed.
-
-        Args:
-            damage: as for `ecdm`.
-            protected: (I,) bool, slots that are not to be closed.
-        """
-        by_group = self.gate.view(self.groups, -1)
-        can_close = (by_group & (by_group.sum(dim=1, keepdim=True) > 1)).flatten()
-        if protected is not None:
-            can_close &= ~protected.to(can_close.device)
-        if not bool(can_close.any()):
-            return None
-        largest = self.ecdm(normalized=True, damage=damage).amax(dim=1)
-        largest = largest[can_close & (largest > 0)]
-        return float(largest.min()) if len(largest) else None
 
     def dealloc(self, gamma: float = 1e-3, damage: str = "auto") -> Tensor:
         """Close the slots that Algorithm 1 chooses; a group's last open slot stays open.
@@ -305,39 +197,7 @@ class SlottedConvNd(nn.modules.conv._ConvNd):
         Raises:
             AllocationError: it names slots or channels that do not exist, or re-opens open ones.
         """
-        for what, slots in (
-            ("closed", plan.closed),
-            ("opened", plan.opened),
-            ("source", plan.source),
-        ):
-            if len(slots) == 0:
-                continue
-            low, high = torch.aminmax(slots)
-            if int(low) < 0 or int(high) >= self.in_channels:
-                outside = slots[(slots < 0) | (slots >= self.in_channels)].tolist()
-                raise AllocationError(
-                    f"`{what}` names {outside[:5]}; the layer has 0 to {self.in_channels - 1}."
-                )
-        if len(plan.source) != len(plan.opened):
-            raise AllocationError(
-                f"{len(plan.opened)} slots to re-open need as many sources, got {len(plan.source)}."
-            )
-        if len(plan.opened) == 0:
-            return
-        if len(plan.opened.unique()) != len(plan.opened):
-            raise AllocationError(f"`opened` names a slot twice: {plan.opened.tolist()}.")
-        if self.shift is None:
-            raise AllocationError("the layer has reallocate=False: its slots cannot be re-opened.")
-        if plan.shift is not None and tuple(plan.shift.shape) != (len(plan.opened), self._num_axes):
-            raise AllocationError(
-                f"shifts must have shape ({len(plan.opened)}, {self._num_axes}), "
-                f"got {tuple(plan.shift.shape)}."
-            )
-        if plan.shift is not None and not bool(plan.shift.isfinite().all()):
-            raise AllocationError("shifts must be finite, got NaN or infinite ones.")
-        still_open = self.gate.cpu().index_fill(0, plan.closed, False)[plan.opened]
-        if bool(still_open.any()):
-            raise AllocationError(f"slots {plan.opened[still_open].tolist()[:5]} are open already.")
+        plan.check(self.gate.cpu(), self._num_axes, can_open=self.shift is not None)
 
     def apply_plan(self, plan: LayerPlan) -> None:
         """Carry out a plan: close, then re-open with weights and shifts of their own.
@@ -392,44 +252,6 @@ class SlottedConvNd(nn.modules.conv._ConvNd):
     @property
     def _num_axes(self) -> int:
         return len(self.kernel_size)
-
-    def _uses_rms(self, damage: str) -> bool:
-        if damage == "auto":
-            return self._mean_source is not None and not self._mean_source.is_nonnegative
-        return damage == "rms"
-
-    def _input_moments(self, variance: bool = False) -> tuple[Tensor, Tensor | None]:
-        source = self._mean_source
-        if source is None:
-            raise MeanSourceError(
-                "the layer does not know its input's mean: set `mean_source` to a BatchNormMean or "
-                "an ObservedMean, or let sc.convert do so."
-            )
-        if isinstance(source, ObservedMean):
-            if int(self.observed_batches) == 0:
-                raise MeanSourceError(
-                    "the layer has not seen any input yet: run it in training mode first."
-                )
-            mean, var = self.observed_mean, self.observed_var if variance else None
-        else:
-            mean, var = source.mean(), source.var() if variance else None
-        return self._by_slot(mean), None if var is None else self._by_slot(var)
-
-    def _by_slot(self, moment: Tensor) -> Tensor:
-        return self._take_moment(moment, self.index)
-
-    def _take_moment(self, moment: Tensor, index: Tensor) -> Tensor:
-        exact = torch.promote_types(self.weight.dtype, torch.float32)
-        moment = moment.to(self.weight.device, exact)
-        return moment[index].masked_fill(~self.gate, 0.0)
-
-    def _finite_necdm(self, damage: str) -> Tensor:
-        necdm = self.ecdm(normalized=True, damage=damage)
-        # One NaN or infinity spoils its whole column, so a look at a row's maximum finds it.
-        if not bool(necdm.amax(dim=1).isfinite().all()):
-            what = "weights" if bool(self.input_mean().isfinite().all()) else "input statistics"
-            raise AllocationError(f"the layer's {what} hold NaN or infinite values.")
-        return necdm
 
     def _choose_closed(self, necdm: Tensor, gamma: float, protected: Tensor | None) -> Tensor:
         if protected is None:

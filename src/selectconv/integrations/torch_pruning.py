@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from selectconv.checks import check_choice
-from selectconv.core.ecdm import ecdm, expected_activation, normalize_ecdm, rms_damage
+from selectconv.core.ecdm import ecdm, normalize_ecdm, rms_damage
+from selectconv.core.moments import expected_activation
 from selectconv.extras import needing
 from selectconv.trace.operations import TABLE, Family
 

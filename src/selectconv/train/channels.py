@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from selectconv.allocate.allocator import ChannelAllocator
 from selectconv.allocate.report import AllocationReport
-from selectconv.core.allocation import AllocationPlan
 from selectconv.core.models import count_slots
+from selectconv.core.plan import AllocationPlan
 from selectconv.data.image_set import DatasetInfo
 from selectconv.train.config import TrainConfig
 from selectconv.train.methods import ChannelMethod

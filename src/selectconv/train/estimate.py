@@ -11,8 +11,8 @@ from rich.table import Table
 from torch import nn
 
 from selectconv.allocate.allocator import ChannelAllocator
-from selectconv.core.allocation import LayerPlan
 from selectconv.core.layer import SelectConv2d
+from selectconv.core.plan import LayerPlan
 from selectconv.data.image_set import DatasetInfo
 from selectconv.data.registry import dataset_info
 from selectconv.deploy.cost import count_macs, count_params

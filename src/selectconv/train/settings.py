@@ -151,6 +151,6 @@ def dataset_names() -> list[str]:
 
 def damage_names() -> Collection[str]:
     """Return the measures of damage."""
-    from selectconv.core.slots import DAMAGES
+    from selectconv.core.damage import DAMAGES
 
     return DAMAGES

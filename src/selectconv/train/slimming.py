@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from selectconv.allocate.report import AllocationReport
-from selectconv.core.allocation import AllocationPlan, LayerPlan
+from selectconv.core.plan import AllocationPlan, LayerPlan
 from selectconv.deploy.cost import count_macs, count_params
 from selectconv.errors import RunError, SelectConvWarning
 from selectconv.extras import import_extra

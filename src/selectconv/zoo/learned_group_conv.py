@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from selectconv.allocate.report import AllocationReport
 from selectconv.checks import check_count, check_non_negative
-from selectconv.core.allocation import AllocationPlan, LayerPlan
+from selectconv.core.plan import AllocationPlan, LayerPlan
 
 _SMALLEST_NORM = 1e-12  # below it a group's norm has no usable gradient
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from selectconv.core import kernels
-from selectconv.core.allocation import LayerPlan
 from selectconv.core.layer import SelectConv2d
 from selectconv.core.mean_source import BatchNormMean
+from selectconv.core.plan import LayerPlan
 from selectconv.errors import AllocationError
 
 

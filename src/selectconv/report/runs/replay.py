@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from functools import cache
 
-from selectconv.core.allocation import LayerPlan
 from selectconv.core.layer import SelectConvNd
+from selectconv.core.plan import LayerPlan
 from selectconv.data.registry import dataset_info
 from selectconv.report.runs.collect import Run
 from selectconv.train.network import build_model

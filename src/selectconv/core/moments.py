@@ -1,0 +1,197 @@
+"""Eq. (1): mean and mean square of an activation of a normally distributed input.
+
+Inside these formulas `beta` and `gamma` are batch norm's shift and scale, as in the paper;
+everywhere else in the package `gamma` is the damage level of Algorithm 1.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from selectconv.checks import check_tensor
+
+Activation = Callable[[Tensor], Tensor] | nn.Module
+
+# The normal distribution beyond 8.5 standard deviations holds 2e-17: nothing in float64.
+_REACH = 8.5
+# Trapezoid steps across the reach. A kink of slope s costs at most s*h*h/12 times the density, with
+# 1024 steps 1e-5 * |gamma|; smooth activations are exact long before. Jumps are halved further.
+_FEWEST_STEPS, _MOST_STEPS = 1024, 1 << 15
+_TOLERANCE = 5e-5  # half of what is promised
+# Points at which an activation is evaluated at once: 32 MiB of float64.
+_CHUNK = 1 << 22
+
+_RELU_FUNCTIONS = (F.relu, F.relu_, torch.relu, torch.relu_)
+
+
+def expected_relu(beta: Tensor, gamma: Tensor) -> Tensor:
+    """Compute `E[ReLU(N(beta, gamma^2))]`, Eq. (1).
+
+    With `t = beta / |gamma|` it is `|gamma| phi(t) + beta Phi(t)`.
+
+    Args:
+        beta: means, any shape.
+        gamma: standard deviations up to sign; where it is 0 the result is `max(beta, 0)`.
+
+    Returns:
+        The expectations, in the wider dtype of the two.
+
+    Raises:
+        TypeError, ValueError: not floating tensors of one shape.
+
+    Example:
+        >>> import torch
+        >>> expected_relu(torch.tensor([0.0, 2.0]), torch.tensor([1.0, 0.0]))
+        tensor([0.3989, 2.0000])
+    """
+    beta, gamma, dtype = _normal(beta, gamma)
+    scale, t = _scale_and_ratio(beta, gamma)
+    density = torch.exp(-0.5 * t * t) / math.sqrt(2 * math.pi)
+    above = scale * density + beta * _cdf(t)
+    # Left of zero the two terms cancel. Phi(t) = phi(t) * M with Mills' ratio M, so their sum is
+    # phi(t) * (1 + t M), whose bracket loses 3 digits at t = -35.
+    below = scale * density * (1 + t * _mills(t))
+    expected = torch.where(t < 0, below, above)
+    return torch.where(gamma == 0, beta.clamp(min=0.0), expected).to(dtype)
+
+
+def expected_square_relu(beta: Tensor, gamma: Tensor) -> Tensor:
+    """Compute `E[ReLU(N(beta, gamma^2))^2]`, the second moment that `rms_damage` needs.
+
+    Example:
+        >>> import torch
+        >>> expected_square_relu(torch.tensor([0.0]), torch.tensor([1.0]))
+        tensor([0.5000])
+    """
+    beta, gamma, dtype = _normal(beta, gamma)
+    scale, t = _scale_and_ratio(beta, gamma)
+    density = torch.exp(-0.5 * t * t) / math.sqrt(2 * math.pi)
+    above = (beta * beta + scale * scale) * _cdf(t) + beta * scale * density
+    # As in `expected_relu`; here the bracket loses 6 digits at t = -35.
+    below = scale * scale * density * ((1 + t * t) * _mills(t) + t)
+    second = torch.where(t < 0, below, above)
+    return torch.where(gamma == 0, beta.clamp(min=0.0) ** 2, second).to(dtype)
+
+
+def expected_activation(beta: Tensor, gamma: Tensor, act: Activation | None) -> Tensor:
+    """Compute `E[act(N(beta, gamma^2))]` for any elementwise activation.
+
+    ReLU takes the closed form of Eq. (1), None is the identity; all others are integrated with an
+    absolute error of at most `1e-4 * (1 + |gamma|)`, kinks included.
+
+    Args:
+        beta: (C,) means.
+        gamma: (C,) standard deviations up to sign.
+        act: an elementwise callable or module; it sees (points, C), so a per-channel one
+            (`nn.PReLU(C)`) works too.
+
+    Raises:
+        TypeError, ValueError: not floating tensors of one shape, or `act` is not elementwise.
+
+    Example:
+        >>> import torch
+        >>> expected_activation(torch.tensor([0.5]), torch.tensor([2.0]), torch.nn.ReLU6())
+        tensor([1.0709])
+    """
+    if act is None:
+        beta, _, dtype = _normal(beta, gamma)
+        return beta.to(dtype)
+    if is_relu(act):
+        return expected_relu(beta, gamma)
+    return _integrate(beta, gamma, act, power=1)
+
+
+def expected_square_activation(beta: Tensor, gamma: Tensor, act: Activation | None) -> Tensor:
+    """Compute `E[act(N(beta, gamma^2))^2]`, as `expected_activation` does for the first moment.
+
+    Example:
+        >>> import torch
+        >>> expected_square_activation(torch.tensor([3.0]), torch.tensor([2.0]), None)
+        tensor([13.])
+    """
+    if act is None:
+        beta, gamma, dtype = _normal(beta, gamma)
+        return (beta * beta + gamma * gamma).to(dtype)
+    if is_relu(act):
+        return expected_square_relu(beta, gamma)
+    return _integrate(beta, gamma, act, power=2)
+
+
+def is_relu(act: Activation | None) -> bool:
+    """Tell whether an activation is ReLU, for which Eq. (1) is the closed form."""
+    return type(act) is nn.ReLU or any(act is function for function in _RELU_FUNCTIONS)
+
+
+def _normal(beta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
+    check_tensor("beta", beta, (None,) * getattr(beta, "ndim", 0))
+    check_tensor("gamma", gamma, tuple(beta.shape))
+    dtype = torch.promote_types(beta.dtype, gamma.dtype)
+    # A handful of numbers a layer: float64 costs nothing, where the device has it (MPS does not).
+    exact = torch.float32 if beta.device.type == "mps" else torch.float64
+    return beta.to(exact), gamma.to(exact), dtype
+
+
+def _scale_and_ratio(beta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
+    scale = gamma.abs()
+    ratio = beta / torch.where(gamma == 0, 1.0, scale)
+    return scale, ratio.clamp(-40.0, 40.0)  # phi(40) is 0 in float64; keeps inf * 0 away
+
+
+def _cdf(t: Tensor) -> Tensor:
+    tail: Tensor = torch.special.erfc(-t / math.sqrt(2))
+    return 0.5 * tail
+
+
+def _mills(t: Tensor) -> Tensor:
+    """Mills' ratio `Phi(t) / phi(t)` for t <= 0, from the scaled erfcx: nothing underflows."""
+    scaled: Tensor = torch.special.erfcx(-t.clamp(max=0.0) / math.sqrt(2))
+    return math.sqrt(math.pi / 2) * scaled
+
+
+def _integrate(beta: Tensor, gamma: Tensor, act: Activation, power: int) -> Tensor:
+    """Integrate `act(beta + gamma z)^power` against the normal density with the trapezoid rule.
+
+    The steps are halved until that changes nothing that matters.
+    """
+    beta, gamma, dtype = _normal(beta, gamma)
+    check_tensor("beta", beta, (None,))
+    tolerance = _TOLERANCE * (1 + gamma.abs()) ** power
+    steps = _FEWEST_STEPS
+    while True:
+        estimate, change = _trapezoid(beta, gamma, act, power, steps)
+        close = change <= tolerance + 1e-6 * estimate.abs()
+        if steps >= _MOST_STEPS or bool(close.all()):
+            return estimate.to(dtype)
+        steps *= 2
+
+
+def _trapezoid(
+    beta: Tensor, gamma: Tensor, act: Activation, power: int, steps: int
+) -> tuple[Tensor, Tensor]:
+    """Compute the estimate, and what its odd nodes changed in it: (C,) each.
+
+    The changes are summed without their signs: two jumps, both half a step off, may change nothing
+    together.
+    """
+    # A module with weights of its own (PReLU) computes in their dtype.
+    parameters = act.parameters() if isinstance(act, nn.Module) else iter(())
+    seen = next((p.dtype for p in parameters), beta.dtype)
+    z = torch.arange(steps + 1).to(beta) * (2 * _REACH / steps) - _REACH
+    weight = torch.exp(-0.5 * z * z)
+    total, change = torch.zeros_like(beta), torch.zeros_like(beta)
+    rows = max(2, _CHUNK // max(1, len(beta)) // 2 * 2)
+    for start in range(0, steps, rows):  # neighbouring parts share a node
+        points = beta + gamma * z[start : start + rows + 1, None]
+        value = act(points.to(seen))  # `points` is ours: activations may work in place
+        if not isinstance(value, Tensor) or value.shape != points.shape:
+            raise ValueError(
+                f"`act` must be elementwise: {act!r} did not keep shape {tuple(points.shape)}."
+            )
+        value = value.to(beta.dtype) ** power
+        mass = weight[start : start + len(value) - 1]
+        total = total + mass @ value[:-1]
+        change = change + mass[1::2] @ (value[1::2] - (value[:-1:2] + value[2::2]) / 2).abs()
+    return total / weight[:-1].sum(), change / weight[:-1].sum()

@@ -1,0 +1,157 @@
+"""What is decided, before it is done: a plan for each layer, in a plan for a model.
+
+Deciding and doing are apart: a plan can be logged as JSON, sent to other processes, and applied to
+any copy of the model.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from operator import index as as_int
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selectconv.errors import AllocationError
+
+
+def _empty() -> Tensor:
+    return torch.empty(0, dtype=torch.int64, device="cpu")
+
+
+@dataclass(frozen=True, eq=False)
+class LayerPlan:
+    """What one layer is to do: close slots, then re-open slots. All tensors are on the CPU.
+
+    Attributes:
+        closed: (A,) int64, the slots to close.
+        opened: (B,) int64, the closed slots to re-open.
+        source: (B,) int64, the channels they are to read.
+        shift: (B, axes), their shifts in pixels; None: they are copied unshifted.
+        weight_seed: the seed from which R^random draws their weights; None: zeros.
+    """
+
+    closed: Tensor = field(default_factory=_empty)
+    opened: Tensor = field(default_factory=_empty)
+    source: Tensor = field(default_factory=_empty)
+    shift: Tensor | None = None
+    weight_seed: int | None = None
+
+    def __bool__(self) -> bool:
+        return len(self.closed) + len(self.opened) > 0
+
+    def check(self, gate: Tensor, axes: int, *, can_open: bool) -> None:
+        """Check that the plan fits a layer and its present allocation.
+
+        Args:
+            gate: (I,) bool on the CPU, the layer's open slots.
+            axes: spatial axes of the layer.
+            can_open: whether the layer re-allocates.
+
+        Raises:
+            AllocationError: it names slots or channels that do not exist, or re-opens open ones.
+        """
+        for what in ("closed", "opened", "source"):
+            slots = getattr(self, what)
+            outside = slots[(slots < 0) | (slots >= len(gate))].tolist()
+            if outside:
+                raise AllocationError(
+                    f"`{what}` names {outside[:5]}; the layer has 0 to {len(gate) - 1}."
+                )
+        if len(self.source) != len(self.opened):
+            raise AllocationError(
+                f"{len(self.opened)} slots to re-open need as many sources, got {len(self.source)}."
+            )
+        if len(self.opened) == 0:
+            return
+        if len(self.opened.unique()) != len(self.opened):
+            raise AllocationError(f"`opened` names a slot twice: {self.opened.tolist()}.")
+        if not can_open:
+            raise AllocationError("the layer has reallocate=False: its slots cannot be re-opened.")
+        if self.shift is not None and tuple(self.shift.shape) != (len(self.opened), axes):
+            raise AllocationError(
+                f"shifts must have shape ({len(self.opened)}, {axes}), "
+                f"got {tuple(self.shift.shape)}."
+            )
+        if self.shift is not None and not bool(self.shift.isfinite().all()):
+            raise AllocationError("shifts must be finite, got NaN or infinite ones.")
+        still_open = gate.index_fill(0, self.closed, False)[self.opened]
+        if bool(still_open.any()):
+            raise AllocationError(f"slots {self.opened[still_open].tolist()[:5]} are open already.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return lists and numbers only: `closed` slots, `opened` as [slot, source, shift]."""
+        shift = [None] * len(self.opened) if self.shift is None else self.shift.tolist()
+        opened = zip(self.opened.tolist(), self.source.tolist(), shift, strict=True)
+        plan: dict[str, Any] = {
+            "closed": self.closed.tolist(),
+            "opened": [list(row) for row in opened],
+        }
+        if self.weight_seed is not None:
+            plan["weight_seed"] = self.weight_seed
+        return plan
+
+    @classmethod
+    def from_dict(cls, plan: Mapping[str, Any]) -> "LayerPlan":
+        """Read what `to_dict` wrote."""
+        try:
+            # operator.index refuses what int would round or read: 2.7, "3", infinity.
+            rows = [(as_int(slot), as_int(source), shift) for slot, source, shift in plan["opened"]]
+            closed = [as_int(slot) for slot in plan["closed"]]
+            shifts = [shift for *_, shift in rows]
+            if any(shift is None for shift in shifts) and any(
+                shift is not None for shift in shifts
+            ):
+                raise ValueError("some slots have a shift and some have none")
+            has_shift = bool(rows) and shifts[0] is not None
+            seed = plan.get("weight_seed")
+            return cls(
+                closed=torch.tensor(closed, dtype=torch.int64, device="cpu"),
+                opened=torch.tensor([slot for slot, _, _ in rows], dtype=torch.int64, device="cpu"),
+                source=torch.tensor(
+                    [source for _, source, _ in rows], dtype=torch.int64, device="cpu"
+                ),
+                shift=torch.tensor(shifts, dtype=torch.float32, device="cpu")
+                if has_shift
+                else None,
+                weight_seed=None if seed is None else as_int(seed),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise AllocationError(
+                "A layer's plan needs `closed` (slots) and `opened` (rows of slot, source and shift"
+                f" or null); reading it failed: {error}."
+            ) from error
+
+
+@dataclass(frozen=True, eq=False)
+class AllocationPlan:
+    """What a model is to do: a `LayerPlan` for each layer, by the layer's name, that changes.
+
+    Example:
+        >>> plan = AllocationPlan.from_dict({"conv": {"closed": [2], "opened": [[2, 0, None]]}})
+        >>> plan.to_dict()
+        {'conv': {'closed': [2], 'opened': [[2, 0, None]]}}
+    """
+
+    layers: dict[str, LayerPlan] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return any(self.layers.values())
+
+    def __iter__(self) -> Iterator[tuple[str, LayerPlan]]:
+        return iter(self.layers.items())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict that `json` can write."""
+        return {name: plan.to_dict() for name, plan in self}
+
+    @classmethod
+    def from_dict(cls, plan: Mapping[str, Any]) -> "AllocationPlan":
+        """Read what `to_dict` wrote.
+
+        Raises:
+            AllocationError: the dict is not one.
+        """
+        if not isinstance(plan, Mapping):
+            raise AllocationError(f"a plan must be a dict by layer, got {type(plan).__name__}.")
+        return cls({name: LayerPlan.from_dict(layer) for name, layer in plan.items()})

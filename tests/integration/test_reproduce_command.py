@@ -189,7 +189,7 @@ def test_a_done_run_that_is_damaged_is_named_and_fails(grid, tmp_path, monkeypat
     assert main(["reproduce", "ablation", "--out", str(tmp_path)]) == 1
     shown = capfd.readouterr()
     assert "p is done but cannot be reported: incomplete: it is 'done' and has 0 of 2" in shown.out
-    assert "once its folder is deleted" in shown.err
+    assert "done but damaged, delete its folder" in shown.err
     assert "p: incomplete" in (tmp_path / "tables.csv").read_text()
 
 
@@ -208,7 +208,7 @@ def test_an_interrupted_grid_says_how_to_go_on(grid, tmp_path, monkeypatch, caps
 
     monkeypatch.setattr(reproduce, "launch", interrupt)
     assert main(["reproduce", "ablation", "--out", str(tmp_path / "out")]) == 1
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command continues" in capsys.readouterr().err
     assert (tmp_path / "out" / "tables.md").exists()
 
 

@@ -46,7 +46,7 @@ def test_a_class_carries_each_method_out(name):
         given |= {"model": METHODS[name].needs_model, "model_options": options}
     config, info = resolve(given), dataset_info("digits")
     model = build_model(config, info)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-4)
     method = kind.build(config, info, model, optimizer)
     assert method.counts() == {"moved": 0, "closed": 0}
     assert (method.state_dict() is not None) == config.is_selective  # as version 0.1 wrote it

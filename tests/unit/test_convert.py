@@ -244,7 +244,8 @@ def test_plain_checkpoint_loads():
     plain = small_net()
     model = sc.convert(small_net())
     model.load_state_dict(plain.state_dict())
-    assert {key.rpartition(".")[2] for key in set(model.state_dict()) - set(plain.state_dict())} == {
+    new = set(model.state_dict()) - set(plain.state_dict())
+    assert {key.rpartition(".")[2] for key in new} == {
         "gate", "index", "moved", "shifted", "shift",
     }  # fmt: skip
     x = image()

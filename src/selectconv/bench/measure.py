@@ -12,7 +12,7 @@ from selectconv.allocate.param_groups import param_groups
 from selectconv.bench.data import bench_data
 from selectconv.bench.interleave import in_turn, row
 from selectconv.bench.selective_cost import measure_growth, measure_memory, measure_selective
-from selectconv.core.layer import SelectConvNd
+from selectconv.core.models import selective_layers
 from selectconv.data.image_set import ImageSet
 from selectconv.data.registry import Splits, dataset_info
 from selectconv.train.config import resolve
@@ -110,11 +110,10 @@ def measure_alloc(repeats: int) -> list[dict[str, Any]]:
     """Time one de- and re-allocation pass over DenseNet-BC-190 with 30% weak slots."""
     model = create_model("densenet_bc190", selective=True)
     generator = torch.Generator().manual_seed(0)
-    for layer in model.modules():
-        if isinstance(layer, SelectConvNd):
-            slots = torch.randperm(layer.in_channels, generator=generator)
-            with torch.no_grad():
-                layer.weight[:, slots[: int(_WEAK * layer.in_channels)]] *= 1e-9
+    for layer in selective_layers(model).values():
+        slots = torch.randperm(layer.in_channels, generator=generator)
+        with torch.no_grad():
+            layer.weight[:, slots[: int(_WEAK * layer.in_channels)]] *= 1e-9
     seconds = []
     for repeat in range(repeats + 1):
         fresh = copy.deepcopy(model)

@@ -14,6 +14,7 @@ from selectconv.allocate.param_groups import param_groups
 from selectconv.bench.interleave import in_turn, ratios, row
 from selectconv.core.layer import SelectConv2d
 from selectconv.core.mean_source import BatchNormMean
+from selectconv.core.models import selective_layers
 from selectconv.data.registry import dataset_info
 from selectconv.train.config import resolve
 from selectconv.train.estimate import reallocate
@@ -43,8 +44,8 @@ def build_network(name: str, kind: str, image_size: int = _IMAGE_SIZE) -> nn.Mod
     info = dataset_info(config.data)
     model = build_model(config, replace(info, shape=(info.shape[0], image_size, image_size)))
     generator = torch.Generator().manual_seed(0)
-    for layer in model.modules():
-        if not isinstance(layer, SelectConv2d) or layer.shift is None:
+    for layer in selective_layers(model).values():
+        if layer.shift is None:
             continue
         if kind == "moved":
             reallocate(layer, 0.2, generator)

@@ -15,7 +15,6 @@ from selectconv.conversion.eligibility import (
     MIN_CHANNELS,
     SELECTIVE,
     Seen,
-    unwrapped,
     weight_owners,
     why_not,
     why_not_here,
@@ -23,6 +22,7 @@ from selectconv.conversion.eligibility import (
 from selectconv.conversion.input_mean import Graph, trace
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.mean_source import MeanSource, ObservedMean
+from selectconv.core.models import selective_layers, unwrap_compiled
 from selectconv.errors import ConversionError, SelectConvWarning
 from selectconv.trace.example import as_arguments, evaluating
 
@@ -76,7 +76,7 @@ def convert(
         >>> type(convert(model, torch.randn(1, 3, 8, 8))[3]).__name__
         'SelectConv2d'
     """
-    root = unwrapped(model)
+    root = unwrap_compiled(model)
     if type(root).__name__ in _PARALLEL_WRAPPERS:
         raise ConversionError(
             f"`model` is wrapped in {type(root).__name__}, which would not see the new parameters: "
@@ -95,7 +95,7 @@ def convert(
         )
     chosen, refused = _choose(root, graph, seen, min_channels, where)
     if not chosen:
-        if any(isinstance(module, SelectConvNd) for module in root.modules()):
+        if selective_layers(root):
             message = "the model is converted already; nothing was changed."
             warnings.warn(message, SelectConvWarning, stacklevel=2)
             return model

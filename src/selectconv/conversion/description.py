@@ -7,9 +7,10 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 
-from selectconv.conversion.eligibility import MIN_CHANNELS, unwrapped, why_not
+from selectconv.conversion.eligibility import MIN_CHANNELS, why_not
 from selectconv.core.kernels import describe_path
 from selectconv.core.layer import SelectConvNd
+from selectconv.core.models import unwrap_compiled
 from selectconv.errors import MeanSourceError
 
 _CPU = torch.device("cpu")
@@ -92,7 +93,7 @@ def describe(model: nn.Module) -> Description:
         (37, '3 inputs, fewer than min_channels=8', 'batch norm + relu')
     """
     rows = []
-    for name, conv in unwrapped(model).named_modules():
+    for name, conv in unwrap_compiled(model).named_modules():
         if not isinstance(conv, _ConvNd):
             continue
         is_lazy = isinstance(conv.weight, UninitializedParameter)

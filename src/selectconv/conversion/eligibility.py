@@ -25,14 +25,6 @@ class Seen:
     is_raw: bool = False
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """Take a model out of torch.compile's wrapper."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
-    inner = getattr(model, "_orig_mod", model)
-    return inner if isinstance(inner, nn.Module) else model
-
-
 def weight_owners(model: nn.Module) -> dict[int, int]:
     """Count the modules that hold each parameter."""
     owners: dict[int, int] = {}

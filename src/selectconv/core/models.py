@@ -37,12 +37,19 @@ def unwrap(model: nn.Module) -> nn.Module:
     Raises:
         TypeError: `model` is not a module.
     """
+    model = unwrap_compiled(model)
+    while isinstance(model, (*_PARALLEL, torch.optim.swa_utils.AveragedModel)):
+        model = unwrap_compiled(model.module)
+    return model
+
+
+def unwrap_compiled(model: nn.Module) -> nn.Module:
+    """Take a model out of torch.compile's wrapper alone.
+
+    Raises:
+        TypeError: `model` is not a module.
+    """
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if isinstance(model, (*_PARALLEL, torch.optim.swa_utils.AveragedModel)):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
+    inner = getattr(model, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else model

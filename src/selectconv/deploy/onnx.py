@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from selectconv.core.layer import SelectConvNd
+from selectconv.core.models import selective_layers
 from selectconv.deploy.compress import compress, largest_difference
 from selectconv.errors import CompressionError, ExportError
 from selectconv.extras import import_extra
@@ -101,7 +101,7 @@ def _as_plain(model: nn.Module, example_input: Any) -> nn.Module:
         try:
             plain = compress(model, example_input)
         except CompressionError:
-            if any(isinstance(module, SelectConvNd) for module in model.modules()):
+            if selective_layers(model):
                 raise
     for module in plain.modules():
         module.training = False

@@ -9,7 +9,7 @@ from torch import nn
 from selectconv.allocate.allocator import MODES, ChannelAllocator
 from selectconv.allocate.report import AllocationReport
 from selectconv.checks import check_choice
-from selectconv.core.layer import SelectConvNd
+from selectconv.core.models import selective_layers
 from selectconv.errors import AllocationError
 from selectconv.extras import needing
 
@@ -123,7 +123,7 @@ def _choose_optimizer(
     optimizers: list[torch.optim.Optimizer], module: nn.Module
 ) -> torch.optim.Optimizer | None:
     """Choose, of a module's optimizers, the one that trains most of its selective layers."""
-    layers = [layer for layer in module.modules() if isinstance(layer, SelectConvNd)]
+    layers = selective_layers(module).values()
     own = {id(parameter) for layer in layers for parameter in layer.parameters()}
 
     def shared(optimizer: torch.optim.Optimizer) -> int:

@@ -20,6 +20,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils.flop_counter import FlopCounterMode
 
 from selectconv.core.layer import SelectConvNd
+from selectconv.core.models import selective_layers, unwrap
 from selectconv.errors import CompressionError
 from selectconv.trace.example import as_arguments, evaluating
 from selectconv.trace.kinds import Kind, classify, shape_of
@@ -79,12 +80,11 @@ def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
         CompressionError: the model cannot be traced, or fails on the example.
         TypeError: `model` is not a module.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
+    model = unwrap(model)
     if isinstance(model, _ConvNd | nn.Linear | _BatchNorm):
         model = nn.Sequential(model)  # a graph needs someone to own its modules
     # Selective layers are the model's own: what is counted follows their slots.
-    layers = [module for module in model.modules() if isinstance(module, SelectConvNd)]
+    layers = selective_layers(model).values()
     if not all(layer.is_whole for layer in layers):
         raise CompressionError(
             "`model` selects channels before batch norm (placement='before-norm'), which can be "

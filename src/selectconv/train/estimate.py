@@ -11,7 +11,8 @@ from rich.table import Table
 from torch import nn
 
 from selectconv.allocate.allocator import ChannelAllocator
-from selectconv.core.layer import SelectConv2d
+from selectconv.core.layer import SelectConvNd
+from selectconv.core.models import selective_layers
 from selectconv.core.plan import LayerPlan
 from selectconv.data.image_set import DatasetInfo
 from selectconv.data.registry import dataset_info
@@ -92,13 +93,13 @@ def allocate_as_trained(model: nn.Module, config: TrainConfig) -> None:
     if not method.moves:
         return
     generator = torch.Generator().manual_seed(0)
-    for layer in model.modules():
-        if isinstance(layer, SelectConv2d) and layer.shift is not None:
+    for layer in selective_layers(model).values():
+        if layer.shift is not None:
             reallocate(layer, _MOVED_SHARE, generator, use_shift=method.shifts)
 
 
 def reallocate(
-    layer: SelectConv2d, share: float, generator: torch.Generator, *, use_shift: bool = True
+    layer: SelectConvNd, share: float, generator: torch.Generator, *, use_shift: bool = True
 ) -> None:
     """Move a share of a layer's slots to a few of the others, by random shifts."""
     order = torch.randperm(layer.in_channels, generator=generator)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from statistics import mean
 
-from selectconv.core.layer import SelectConvNd
+from selectconv.core.models import selective_layers
 from selectconv.data.registry import dataset_info
 from selectconv.report.compare.groups import PAPERS_PLACEMENT, Group, Row
 from selectconv.report.figures.plots import COLOURS, GRID, INK, Figure, drawing, to_svg
@@ -107,7 +107,7 @@ def draw_shift_counts(group: Group, name: str) -> Figure | None:
 def count_shiftable(run: Run) -> int:
     """Count the slots that +S shifts: those of every layer that may re-allocate."""
     model = build_model(run.config, dataset_info(run.config.data, run.config.image_size))
-    layers = (layer for layer in model.modules() if isinstance(layer, SelectConvNd))
+    layers = selective_layers(model).values()
     return sum(len(layer.gate) for layer in layers if layer.shift is not None)
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from selectconv.core.layer import SelectConvNd
+from selectconv.core.models import selective_layers
 from selectconv.report.figures.plots import COLOURS, GRID, INK, Figure, drawing, to_svg
 from selectconv.report.html import render
 from selectconv.report.runs.collect import Run
@@ -70,8 +70,8 @@ def _pack(layer: LayerHistory) -> list[str]:
 def draw_shifts(run: Run, model: nn.Module, name: str) -> Figure:
     """Draw Figure 8: the learned shifts of re-allocated slots in pixels, one plot per block."""
     points: dict[str, list[torch.Tensor]] = {}
-    for layer_name, layer in model.named_modules():
-        if isinstance(layer, SelectConvNd) and layer.shift is not None:
+    for layer_name, layer in selective_layers(model).items():
+        if layer.shift is not None:
             chosen = layer.shift.detach()[layer.shifted & layer.gate]
             if len(chosen):
                 points.setdefault(block_of(layer_name), []).append(chosen)

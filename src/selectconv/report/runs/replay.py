@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 
-from selectconv.core.layer import SelectConvNd
+from selectconv.core.models import selective_layers
 from selectconv.core.plan import LayerPlan
 from selectconv.data.registry import dataset_info
 from selectconv.report.runs.collect import Run
@@ -88,8 +88,4 @@ def slot_counts(run: Run) -> dict[str, int]:
     """Return the slots of each selective layer."""
     info = dataset_info(run.config.data, run.config.image_size)
     model = build_model(run.config, info)
-    return {
-        name: len(layer.gate)
-        for name, layer in model.named_modules()
-        if isinstance(layer, SelectConvNd)
-    }
+    return {name: len(layer.gate) for name, layer in selective_layers(model).items()}

@@ -1,9 +1,10 @@
 """Write the summaries of README.md and results/README.md from the runs' files: `make results`."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from selectconv.report.compare.answers import answer
+from selectconv.report.compare.answers import Question, answer
 from selectconv.report.compare.findings import state_findings
 from selectconv.report.compare.groups import Group, Row, group_runs
 from selectconv.report.compare.statistics import show_p, summarize
@@ -30,25 +31,48 @@ def load_groups() -> Iterator[tuple[str, Group]]:
 
 
 def write_short() -> str:
-    """Hold select and +S against plain, a line a comparison."""
+    """Compare select with plain, one line per training."""
     lines = [
-        "| training | plain | +S | select | select against plain, common seeds | p |",
-        "|---|---|---|---|---|---|",
+        "| training | plain | select | change of error | p | change of loss | p |",
+        "|---|---|---|---|---|---|---|",
     ]
     for _, group in load_groups():
-        plain, select = group.find("plain"), group.find("select")
-        if plain is None or select is None:
+        select = group.find("select")
+        found = None if select is None else answer(group).get(select.key)
+        if select is None or found is None:
             continue
-        found = answer(group).get(select.key)
-        if found is None:
-            continue
-        result = found.error.result
         missing = f" ({found.num_missing} runs missing)" if found.num_missing else ""
-        lines.append(
-            f"| {group.title} | {show(plain)} | {show(group.find('shift'))} | {show(select)} "
-            f"| {result.change:+.1f} % ({result.low:+.1f} to {result.high:+.1f}) "
-            f"| {show_p(found.error.p).removeprefix('p ').removeprefix('= ')}{missing} |"
-        )
+        cells = [f"{group.title}{missing}", show(found.error.against), show(select)]
+        for question in (found.error, found.loss):
+            cells += ["-", "-"] if question is None else show_question(question)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def show_question(question: Question) -> list[str]:
+    """Show a change with its interval, and p."""
+    result = question.result
+    p = show_p(question.p).removeprefix("p ").removeprefix("= ")
+    return [f"{result.change:+.1f} % ({result.low:+.1f} to {result.high:+.1f})", p]
+
+
+def write_screening() -> str:
+    """List every trial of the screening."""
+    lines = [
+        "| setting | method | seed | weight decay | lr | gamma | grace | held-out error % | loss |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for text in (ROOT / "results" / "screening.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(text)
+        network = row["model"].rpartition(":")[2]
+        cells = [
+            f"{network}, {row['data']}, {row['images']:,} x {row['epochs']}",
+            *(str(row[name]) for name in ("method", "seed", "weight_decay", "lr")),
+            *(str(row.get(name, "-")) for name in ("gamma", "grace")),
+            f"{row['holdout_error']:.2f}",
+            f"{row['holdout_loss']:.4f}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -66,7 +90,7 @@ def write_long() -> str:
 
 
 def show(row: Row | None) -> str:
-    """Show mean, deviation and n of the test error."""
+    """Show mean, deviation and n of the error."""
     if row is None:
         return "-"
     summary = summarize(list(row.measured("error").values()))
@@ -82,11 +106,20 @@ def fill(page: str, summary: str) -> str:
     return f"{before}{begin}\n{summary}\n{end}{after}"
 
 
+def write_pages() -> dict[Path, str]:
+    """Write the pages, with what the runs say between their marks."""
+    long = f"{write_long()}\n\n### Every trial of the screening\n\n{write_screening()}"
+    summaries = {"short": write_short(), "long": long}
+    return {
+        path: fill(path.read_text(encoding="utf-8"), summaries[kind])
+        for path, kind in PAGES.items()
+    }
+
+
 def main() -> None:
     """Rewrite the pages."""
-    summaries = {"short": write_short(), "long": write_long()}
-    for path, kind in PAGES.items():
-        path.write_text(fill(path.read_text(encoding="utf-8"), summaries[kind]), encoding="utf-8")
+    for path, text in write_pages().items():
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -75,10 +75,9 @@ def answer(group: Group) -> dict[RowKey, Answer]:
     First questions and placements are not corrected. The others are corrected for their
     number by Holm's method; those that have no answer yet count.
     """
-    baselines = group.baselines
-    asked_about = {key: row for key, row in group.rows.items() if row not in baselines}
-    if not baselines:
+    if not group.baselines:
         return {}
+    asked_about = {key: row for key, row in group.rows.items() if not group.is_baseline(row)}
     family = [
         key
         for key in asked_about
@@ -109,8 +108,8 @@ def _conclude(group: Group, row: Row, questions: list[Question], related: list[R
     """Put a row's questions together; `related` are the rows that its correction counts."""
     waiting = {
         name
-        for one in (*(question.against for question in questions), *map(group.rows.get, related))
-        if one is not None
+        for key, one in group.rows.items()
+        if key in related or one is questions[0].against or group.is_baseline(one)
         for name in one.missing
     }
     p_equivalent = None

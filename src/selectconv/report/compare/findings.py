@@ -14,7 +14,7 @@ def state_findings(group: Group) -> list[str]:
         return ["There is no finished run of the baseline: nothing can be compared."]
     answers = answer(group)
     rows = sorted(
-        (row for row in group.rows.values() if row not in baselines),
+        (row for row in group.rows.values() if not group.is_baseline(row)),
         key=lambda row: (
             row.key.placement != PAPERS_PLACEMENT, row.key.method not in group.first, row.key,
         ),

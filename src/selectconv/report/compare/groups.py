@@ -157,6 +157,10 @@ class Group:
                 return rows
         return []
 
+    def is_baseline(self, row: Row) -> bool:
+        """Return whether other methods are compared with a row's, finished or not."""
+        return any(row.key.method == one.key.method for one in self.baselines)
+
     def baseline(self, measure: str) -> Row | None:
         """Return what other methods are compared with: of several plain rows, the best one."""
         rows = self.baselines

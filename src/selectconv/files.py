@@ -55,15 +55,26 @@ def write_whole(
     *,
     error: type[SelectConvError] = RunError,
     shared: bool = False,
+    finished: Callable[[Path], object] | None = None,
 ) -> None:
     """Write a file with `write(file)`, as `replacing` does.
+
+    Args:
+        path: the file to write.
+        write: writes the content.
+        error: what to raise.
+        shared: as for `replacing`.
+        finished: called with the finished file before it replaces the old one.
 
     Raises:
         SelectConvError: of the class `error`: the file cannot be written.
     """
     try:
-        with replacing(path, shared=shared) as beside, beside.open("wb") as file:
-            write(file)
+        with replacing(path, shared=shared) as beside:
+            with beside.open("wb") as file:
+                write(file)
+            if finished is not None:
+                finished(beside)
     except OSError as problem:
         reason = problem.strerror or str(problem)
         kept = "; what it held before is kept" if os.path.exists(path) else ""

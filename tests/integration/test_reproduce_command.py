@@ -207,7 +207,7 @@ def test_an_interrupted_grid_says_how_to_go_on(grid, tmp_path, monkeypatch, caps
         raise KeyboardInterrupt
 
     monkeypatch.setattr(reproduce, "launch", interrupt)
-    assert main(["reproduce", "ablation", "--out", str(tmp_path / "out")]) == 1
+    assert main(["reproduce", "ablation", "--out", str(tmp_path / "out")]) == 130
     assert "the same command continues" in capsys.readouterr().err
     assert (tmp_path / "out" / "tables.md").exists()
 

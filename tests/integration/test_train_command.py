@@ -47,7 +47,8 @@ def test_a_run_folder_has_everything(finished):
     names = {entry.name for entry in finished.iterdir()}
     assert names == {
         "config.yaml", "env.json", "status.json", "metrics.jsonl", "allocation.jsonl", "last.ckpt",
-        "best.safetensors", "last.safetensors", "tensorboard",
+        "previous.ckpt", "best.safetensors", "last.safetensors", "digests.json", "tensorboard",
+        ".lock",
     }  # fmt: skip
     config = yaml.safe_load((finished / "config.yaml").read_text())
     assert config["gamma"] == 0.2
@@ -311,3 +312,111 @@ def test_a_network_that_does_not_exist_leaves_no_folder(tmp_path, capsys, monkey
         assert main(["train", *SMALL, "--model", model]) == 2
         assert "`model`" in complaint(capsys)
     assert list(tmp_path.iterdir()) == []
+
+
+def flip_bit(path, place):
+    content = bytearray(path.read_bytes())
+    content[place % len(content)] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("place", [1000, 5000, -3000])
+def test_a_flipped_bit_in_a_checkpoint_is_refused_and_the_one_before_offered(
+    place, finished, capsys
+):
+    (finished / "status.json").write_text('{"status": "running"}')
+    flip_bit(finished / "last.ckpt", place)
+    assert main(["train", "--resume", "--out", str(finished)]) == 1
+    line = complaint(capsys)
+    assert "last.ckpt is damaged" in line
+    assert "of epoch 0, is whole: rename previous.ckpt to last.ckpt" in line
+    assert "weights_only" not in line
+    os.replace(finished / "previous.ckpt", finished / "last.ckpt")
+    assert main(["train", "--resume", "--out", str(finished)]) == 0
+    assert len(run_folder.RunFolder(finished).read("metrics.jsonl")) == 2
+
+
+@pytest.mark.parametrize("verb", ["eval", "compress", "export"])
+def test_a_flipped_bit_in_weights_is_refused(verb, finished, capsys):
+    flip_bit(finished / "last.safetensors", -20)
+    assert main([verb, str(finished)]) == 1
+    assert "last.safetensors is damaged: it is not what the run wrote" in complaint(capsys)
+
+
+def test_settings_that_were_edited_are_refused(finished, capsys):
+    (finished / "status.json").write_text('{"status": "running"}')
+    config = finished / "config.yaml"
+    config.write_text(config.read_text().replace("gamma: 0.2", "gamma: 0.5"))
+    assert main(["train", "--resume", "--out", str(finished)]) == 2
+    assert "config.yaml is damaged: it is not what the run wrote; restore it" in complaint(capsys)
+
+
+def test_a_folder_without_digests_still_loads_with_a_line_that_says_so(finished, capsys):
+    (finished / "digests.json").unlink()
+    (finished / "status.json").write_text('{"status": "running"}')
+    assert main(["train", "--resume", "--out", str(finished)]) == 0
+    assert "has no digests.json, as version 0.1 wrote it" in complaint(capsys)
+    assert main(["eval", str(finished)]) == 0
+
+
+def test_resume_without_a_checkpoint_says_that_it_starts_over(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    assert main(["train", *SMALL, "--resume", "--out", str(tmp_path / "run")]) == 0
+    assert "no checkpoint yet: starting at epoch 0" in complaint(capsys)
+
+
+def test_missing_data_leaves_nothing_that_blocks_the_next_try(tmp_path, capsys):
+    arguments = ["train", "--data", "cifar10", "--data-root", str(tmp_path), "--epochs", "1"]
+    arguments += ["--out", str(tmp_path / "run")]
+    for _ in range(2):
+        assert main(arguments) == 1
+        assert "No cifar10 in" in complaint(capsys)
+
+
+def test_an_interrupted_run_says_so(tmp_path, capsys, monkeypatch):
+    from selectconv.train import loop
+
+    def interrupt(self, epoch, display):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop.Training, "run_epoch", interrupt)
+    out = tmp_path / "run"
+    assert main(["train", *SMALL, "--out", str(out)]) == 130
+    assert f"interrupted; continue with --resume --out {out}" in complaint(capsys)
+    assert run_folder.RunFolder(out).status() == "interrupted"
+
+
+@pytest.mark.parametrize("flag", ["--resume", "--overwrite"])
+def test_a_folder_in_use_is_refused_and_its_process_named(flag, finished, capsys):
+    (finished / "status.json").write_text('{"status": "running"}')
+    before = sorted(entry.name for entry in finished.iterdir())
+    script = (
+        "import sys\nfrom pathlib import Path\n"
+        "from selectconv.train.folder_lock import locked\n"
+        f"with locked(Path({str(finished)!r})):\n"
+        "    print('held', flush=True)\n    sys.stdin.read()\n"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout.readline() == "held\n"
+        assert main(["train", *SMALL, flag, "--out", str(finished)]) == 2
+        assert f"is in use by process {holder.pid} on " in complaint(capsys)
+        assert sorted(e.name for e in finished.iterdir() if e.name != ".lock.json") == before
+    finally:
+        holder.kill()
+        holder.communicate()
+    # The system has released the lock of the process that was killed.
+    assert main(["train", *SMALL, flag, "--out", str(finished)]) == 0
+
+
+def test_a_failure_to_write_is_not_the_users_input(finished, tmp_path, capsys, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    assert main(["compress", str(finished), "--out", str(tmp_path)]) == 2
+    assert "must be a file" in complaint(capsys)
+    monkeypatch.setattr("selectconv.files.os.replace", full)
+    assert main(["compress", str(finished), "--out", str(tmp_path / "small")]) == 1
+    assert "No space left on device" in complaint(capsys)

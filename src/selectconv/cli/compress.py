@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from selectconv.cli.parser import Parser, check_whole
+from selectconv.cli.places import check_file
 
 
 def add_arguments(parser: Parser) -> None:
@@ -52,6 +53,8 @@ def run(options: Namespace) -> int:
     check_whole(options, "batch_size", 1)
     check_whole(options, "repeats", 1)
 
+    out = check_file(options.out or Path(options.dir) / "compressed.safetensors")
+
     import torch
 
     from selectconv.deploy.compress import compress
@@ -60,9 +63,9 @@ def run(options: Namespace) -> int:
 
     trained = load_run(options.dir, best=options.best)
     model, shape = trained.finished(), trained.info.shape
-    out = Path(options.out or Path(options.dir) / "compressed.safetensors")
     example = torch.randn(options.batch_size, *shape, generator=torch.Generator().manual_seed(0))
     small = compress(model, example, round_to=options.round_to)
+    out.parent.mkdir(parents=True, exist_ok=True)
     save_compressed(small, out)
     rows = _rows(
         trained.plain(), model, small, out, example, options.repeats if options.table else 0

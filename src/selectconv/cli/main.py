@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import selectconv
-from selectconv.errors import RunError, SelectConvError, UsageError
+from selectconv.errors import ConversionError, RunError, SelectConvError, UsageError
 
 if TYPE_CHECKING:
     from selectconv.cli.parser import Parser
@@ -39,14 +39,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _run(words)
-    except (UsageError, TypeError, ValueError) as error:
+    except (UsageError, ConversionError) as error:
+        return complain(2, str(error))
+    except SelectConvError as error:  # before ValueError, which some of them are as well
+        return complain(1, str(error))
+    except (TypeError, ValueError) as error:
         if os.environ.get("SELECTCONV_DEBUG"):
             raise
         return complain(2, str(error))
-    except SelectConvError as error:
-        return complain(1, str(error))
-    except KeyboardInterrupt:
-        return complain(1, "interrupted; continue a run with --resume.")
+    except KeyboardInterrupt as error:
+        return complain(130, str(error) or "interrupted.")
     except BrokenPipeError:  # the reader of our output has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -15,6 +15,7 @@ from selectconv.errors import RunError, UsageError
 from selectconv.reproduce.grid import TABLES, Grid, PlannedRun, load_grid
 from selectconv.reproduce.jobs import LOGS, RUNS, Outcome, find_state
 from selectconv.reproduce.local_engine import run_local
+from selectconv.train.folder_lock import locked
 from selectconv.train.run_folder import RunFolder
 
 ENGINES = ("local", "ray")
@@ -70,7 +71,8 @@ def run(options: Namespace) -> int:
     if options.dry_run:
         show_plan(grid, states, out, options.jobs, console)
         return 0
-    carry_out(grid, states, out, options, console)
+    with locked(out):
+        carry_out(grid, states, out, options, console)
     return 0
 
 
@@ -90,7 +92,8 @@ def carry_out(
     """Carry out the runs that are not done yet, and write the tables.
 
     Raises:
-        RunError: a run failed, or the user interrupted.
+        RunError: a run failed.
+        KeyboardInterrupt: the user interrupted; the tables of what is finished are written.
     """
     console.print(f"{grid.title}. {grid.note}")
     console.print(f"{len(grid.runs)} runs, {list(states.values()).count('done')} done; {out}")
@@ -112,7 +115,9 @@ def carry_out(
         launch(left, out, options, tell)
     except KeyboardInterrupt:
         write_report(grid, out, problems, console)
-        raise RunError("interrupted; the same command continues where it stopped.") from None
+        raise KeyboardInterrupt(
+            "interrupted; the same command continues where it stopped."
+        ) from None
     problems = write_report(grid, out, problems, console)
     if problems:
         named = ", ".join(problems)

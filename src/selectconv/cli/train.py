@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from jsonargparse import Namespace, get_loader
 from rich.console import Console
 
 from selectconv.cli.parser import Parser
-from selectconv.errors import RunError, SelectConvError, UsageError
+from selectconv.errors import DataError, RunError, SelectConvError, UsageError
 from selectconv.train.config import (
     TrainConfig,
     describe_setting,
@@ -20,6 +21,8 @@ from selectconv.train.config import (
     setting_names,
     setting_types,
 )
+from selectconv.train.digests import DIGESTS, has_digests
+from selectconv.train.folder_lock import locked
 from selectconv.train.run_folder import CHECKPOINT, CONFIG, RunFolder
 
 # What the parser looks at: texts are taken as they are, everything else is read as YAML.
@@ -105,38 +108,89 @@ def run(options: Namespace) -> int:
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
     # Only now: these take seconds to import, and a wrong flag should not.
-    from selectconv.cli.display import choose_display
     from selectconv.train.estimate import announce
-    from selectconv.train.loop import train
 
     console = Console(soft_wrap=True, quiet=not is_first)
     if options.dry_run:
         announce(config, folder.path, console)
         return 0
-    if is_first and not options.resume and not folder.is_empty():
-        if not options.overwrite:
-            raise UsageError(
-                f"{folder.path} is not empty: choose another --out, or --resume the run in it, "
-                "or --overwrite it."
-            )
-        folder.clear()
-    if is_first:
-        announce(config, folder.path, console)
+    if not is_first:  # rank 0 looks after the folder
+        carry_out(config, folder, console, resume=options.resume)
+        return 0
+    check_start(folder, options)
+    announce(config, folder.path, console)  # builds the network: what is wrong with it shows here
+    with locked(folder.path):
+        check_start(folder, options)  # it may have been started in the meantime
+        if options.overwrite:
+            folder.clear()
+        if options.resume:
+            _tell_about(folder)
         if not (folder / CHECKPOINT).exists():
             folder.start(config.to_dict())
-    try:
-        with stoppable():
-            last = train(config, folder, choose_display(config, console), resume=options.resume)
-    except Exception as error:
-        if is_first:
-            message = " ".join(str(error).split())
-            _try(lambda: folder.set_status("failed", message))
-        raise
+        last = carry_out(config, folder, console, resume=options.resume)
     console.print(
         f"done: test error {last['test_error']:.2f} % at the last epoch; see {folder.path}",
         highlight=False,
     )
     return 0
+
+
+def check_start(folder: RunFolder, options: Namespace) -> None:
+    """Refuse to start in a folder that is not empty, unless it may be overwritten.
+
+    Raises:
+        UsageError: it is not empty.
+        RunError: it holds something that no run wrote.
+    """
+    if options.resume or folder.is_empty():
+        return
+    if not options.overwrite:
+        raise UsageError(
+            f"{folder.path} is not empty: choose another --out, or --resume the run in it, "
+            "or --overwrite it."
+        )
+    folder.check_own()
+
+
+def carry_out(
+    config: TrainConfig, folder: RunFolder, console: Console, *, resume: bool
+) -> dict[str, Any]:
+    """Train; if that fails, leave a folder that says how it ended."""
+    from selectconv.cli.display import choose_display
+    from selectconv.train.loop import train
+
+    try:
+        with stoppable():
+            return train(config, folder, choose_display(config, console), resume=resume)
+    except KeyboardInterrupt:
+        _try(lambda: _set_status(folder, "interrupted"))
+        raise KeyboardInterrupt(
+            f"interrupted; continue with --resume --out {folder.path}."
+        ) from None
+    except DataError:
+        if not resume:
+            _try(folder.clear)  # nothing was trained: the next try finds an empty folder
+        raise
+    except Exception as error:
+        message = " ".join(str(error).split())
+        _try(lambda: _set_status(folder, "failed", message))
+        raise
+
+
+def _set_status(folder: RunFolder, status: str, message: str | None = None) -> None:
+    if int(os.environ.get("RANK", "0")) == 0:
+        folder.set_status(status, message)
+
+
+def _tell_about(folder: RunFolder) -> None:
+    """Say what a user who resumes a run should know."""
+    if not (folder / CHECKPOINT).exists():
+        print(f"{folder.path} has no checkpoint yet: starting at epoch 0.", file=sys.stderr)
+    elif not has_digests(folder.path):
+        print(
+            f"{folder.path} has no {DIGESTS}, as version 0.1 wrote it: its files are not checked.",
+            file=sys.stderr,
+        )
 
 
 @contextmanager
@@ -180,9 +234,10 @@ def choose_run(
         return resolve(given), folder
     if not (folder / CONFIG).exists():
         raise UsageError(f"--resume: {folder.path} is not a run: it has no {CONFIG}.")
-    saved = folder.read_config()
     try:
-        config = resolve(saved)
+        config = resolve(folder.read_config())
+    except RunError as error:
+        raise UsageError(str(error)) from error
     except (TypeError, ValueError) as error:
         raise UsageError(f"{folder / CONFIG}: {error}") from error
     different = [name for name, value in given.items() if config.to_dict()[name] != value]

@@ -1,5 +1,7 @@
 """`last.ckpt`: everything that `--resume` needs, in plain types that load without pickle's code."""
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,15 @@ from safetensors.torch import save
 from torch import nn
 
 from selectconv.errors import RunError
-from selectconv.files import write_whole
+from selectconv.files import replacing
+from selectconv.train.digests import (
+    check_recorded,
+    is_unchanged,
+    record,
+    recorded,
+    write_recorded,
+)
+from selectconv.train.run_folder import PREVIOUS
 from selectconv.train.slimming import fit_shapes
 
 FORMAT = 1
@@ -16,26 +26,72 @@ _KEYS = {"format", "epoch", "model", "optimizer", "allocator", "best_error"}
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Write a checkpoint whole, or leave the one before it as it was.
+    """Write a checkpoint whole; the one before it stays as `previous.ckpt`.
 
     Raises:
-        RunError: it could not be written, for example because the disk is full.
+        RunError: it could not be written, for example because the disk is full; the one before it
+            is still in its place.
     """
     assert set(state) | {"format"} == _KEYS
-    write_whole(path, lambda file: torch.save({"format": FORMAT, **state}, file))
+    if path.exists():
+        previous = path.with_name(PREVIOUS)
+        record(previous, [*recorded(previous)[-1:], *recorded(path)[-1:]])
+        try:
+            with replacing(previous) as beside:
+                _link(path, beside)
+        except OSError as error:
+            raise RunError(f"{previous} cannot be written: {error.strerror or error}.") from error
+    write_recorded(path, lambda file: torch.save({"format": FORMAT, **state}, file))
+
+
+def _link(path: Path, other: Path) -> None:
+    """Give a file a second name, or a copy where the file system has no links."""
+    other.unlink(missing_ok=True)
+    try:
+        os.link(path, other)
+    except OSError:
+        shutil.copyfile(path, other)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint.
 
     Raises:
-        RunError: it is damaged, or of another format; it is named and left as it is.
+        RunError: it is damaged, or of another format; it is named and left as it is, and so is the
+            one before it, if that is whole.
     """
+    previous = path.with_name(PREVIOUS)
+    if not is_unchanged(path, previous):  # the one before it may have been put in its place
+        raise RunError(
+            f"the checkpoint {path} is damaged: it is not what the run wrote. {_offer(previous)}"
+        )
+    return _read(path, _offer(previous))
+
+
+def _offer(previous: Path) -> str:
+    """Say how to go on without the last checkpoint."""
+    if previous.exists() and is_unchanged(previous):
+        try:
+            epoch = _read(previous, "")["epoch"]
+        except RunError:
+            pass
+        else:
+            return (
+                f"The one before it, of epoch {epoch}, is whole: rename {previous.name} to "
+                "last.ckpt and --resume."
+            )
+    return "Start again with --overwrite."
+
+
+def _read(path: Path, remedy: str) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can fail in any way inside the reader
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RunError(f"the checkpoint {path} is damaged and cannot be read: {reason}") from error
+        # Not torch's own words, which advise to load whatever it is without a check.
+        kind = type(error).__name__
+        raise RunError(
+            f"the checkpoint {path} is damaged and cannot be read ({kind}). {remedy}"
+        ) from error
     if not isinstance(state, dict) or set(state) != _KEYS:
         raise RunError(f"the checkpoint {path} was not written by selectconv.")
     if state["format"] != FORMAT:
@@ -50,7 +106,7 @@ def save_weights(path: Path, model: nn.Module) -> None:
     tensors = {
         name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()
     }
-    write_whole(path, lambda file: file.write(save(tensors)))
+    write_recorded(path, lambda file: file.write(save(tensors)))
 
 
 def load_weights(path: Path, model: nn.Module, *, slimmed: bool = False) -> None:
@@ -68,6 +124,7 @@ def load_weights(path: Path, model: nn.Module, *, slimmed: bool = False) -> None
 
     if not path.exists():
         raise RunError(f"there is no {path}: the run has not finished an epoch yet.")
+    check_recorded(path, "restore it, or train again.")
     try:
         tensors = load_file(path)
     except Exception as error:

@@ -19,6 +19,7 @@ from selectconv.allocate.param_groups import param_groups
 from selectconv.allocate.report import AllocationReport
 from selectconv.data.registry import Splits, load_dataset
 from selectconv.errors import RunError
+from selectconv.files import write_text
 from selectconv.train.checkpoint import load_checkpoint, save_checkpoint, save_weights
 from selectconv.train.config import TrainConfig
 from selectconv.train.evaluation import Display, Evaluation
@@ -31,7 +32,6 @@ from selectconv.train.run_folder import (
     LAST,
     METRICS,
     RunFolder,
-    write_text,
 )
 from selectconv.train.slimming import fit_shapes
 

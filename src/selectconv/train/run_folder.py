@@ -12,16 +12,20 @@ from typing import Any
 import yaml
 
 from selectconv.errors import RunError
-from selectconv.files import read_json_lines
-from selectconv.files import write_text as write_text
+from selectconv.files import read_json_lines, write_text
+from selectconv.train.digests import DIGESTS, check_recorded, write_recorded
+from selectconv.train.folder_lock import HOLDER, LOCK
 
 CONFIG, ENVIRONMENT, STATUS = "config.yaml", "env.json", "status.json"
 METRICS, ALLOCATION = "metrics.jsonl", "allocation.jsonl"
-CHECKPOINT, LAST, BEST = "last.ckpt", "last.safetensors", "best.safetensors"
+CHECKPOINT, PREVIOUS = "last.ckpt", "previous.ckpt"
+LAST, BEST = "last.safetensors", "best.safetensors"
 HOLDOUT, TENSORBOARD = "holdout.json", "tensorboard"
 _OWN = (
-    CONFIG, ENVIRONMENT, STATUS, METRICS, ALLOCATION, CHECKPOINT, LAST, BEST, HOLDOUT, TENSORBOARD,
+    CONFIG, ENVIRONMENT, STATUS, METRICS, ALLOCATION, CHECKPOINT, PREVIOUS, LAST, BEST, HOLDOUT,
+    DIGESTS, TENSORBOARD,
 )  # fmt: skip
+_LOCK_FILES = (LOCK, HOLDER)
 
 
 class RunFolder:
@@ -39,7 +43,24 @@ class RunFolder:
 
     def is_empty(self) -> bool:
         """Return whether nothing would be lost by starting a run here."""
-        return not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir()))
+        return not self.path.exists() or (self.path.is_dir() and not self._entries())
+
+    def _entries(self) -> list[Path]:
+        return sorted(entry for entry in self.path.iterdir() if entry.name not in _LOCK_FILES)
+
+    def check_own(self) -> None:
+        """Refuse a folder that holds anything but a run's own files.
+
+        Raises:
+            RunError: there are files that no run wrote.
+        """
+        names = [entry.name for entry in self._entries()]
+        foreign = [name for name in names if name.removesuffix(".part") not in _OWN]
+        if foreign:
+            raise RunError(
+                f"{self.path} holds {foreign[0]!r}, which no run wrote: nothing was deleted; "
+                "choose another --out."
+            )
 
     def clear(self) -> None:
         """Delete a run's own files; refuse a folder that holds anything else.
@@ -47,14 +68,8 @@ class RunFolder:
         Raises:
             RunError: there are files that no run wrote.
         """
-        names = sorted(entry.name for entry in self.path.iterdir())
-        foreign = [name for name in names if name.removesuffix(".part") not in _OWN]
-        if foreign:
-            raise RunError(
-                f"{self.path} holds {foreign[0]!r}, which no run wrote: nothing was deleted; "
-                "choose another --out."
-            )
-        for entry in self.path.iterdir():
+        self.check_own()
+        for entry in self._entries():
             if entry.is_dir():
                 for file in entry.iterdir():
                     file.unlink()
@@ -68,7 +83,8 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"cannot create {self.path}: {error.strerror}.") from error
-        write_text(self / CONFIG, yaml.safe_dump(dict(config), sort_keys=False))
+        text = yaml.safe_dump(dict(config), sort_keys=False)
+        write_recorded(self / CONFIG, lambda file: file.write(text.encode()))
         write_text(self / ENVIRONMENT, json.dumps(describe_environment(), indent=2) + "\n")
         self.set_status("running")
 
@@ -79,6 +95,10 @@ class RunFolder:
             RunError: there are none, or they cannot be read.
         """
         path = self / CONFIG
+        if path.exists():
+            check_recorded(
+                path, "restore it, or start another run with the settings that you want."
+            )
         try:
             config = yaml.safe_load(path.read_text())
         except FileNotFoundError:
@@ -90,7 +110,7 @@ class RunFolder:
         return config
 
     def status(self) -> str:
-        """Return `running`, `done` or `failed`; `running` if nothing says otherwise."""
+        """Return the status: `running`, unless the file says `done`, `failed` or `interrupted`."""
         try:
             return str(json.loads((self / STATUS).read_text())["status"])
         except (OSError, ValueError, KeyError, TypeError):

@@ -1,0 +1,97 @@
+"""SHA-256 of a run's files: one that was damaged or changed is refused before it is used.
+
+`digests.json` has, for each file, the digests that it may have. A file is replaced in three steps:
+the new digest is added to the old one, the file is renamed into place, the old digest is dropped.
+A process that dies in between leaves a file that is still accepted.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from selectconv.errors import RunError
+from selectconv.files import write_text, write_whole
+
+DIGESTS = "digests.json"
+
+
+def write_recorded(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file whole, with `write(file)`, and record its digest.
+
+    Raises:
+        RunError: it cannot be written; what was there before is kept, and still accepted.
+    """
+    new: list[str] = []
+
+    def announce(beside: Path) -> None:
+        new.append(_digest(beside))
+        record(path, [*_read(path.parent).get(path.name, [])[-1:], *new])
+
+    write_whole(path, write, finished=announce)
+    record(path, new)
+
+
+def record(path: Path, digests: list[str]) -> None:
+    """Set the digests that a file may have."""
+    known = {**_read(path.parent), path.name: digests}
+    write_text(path.parent / DIGESTS, json.dumps(known, indent=1) + "\n")
+
+
+def recorded(path: Path) -> list[str]:
+    """Return the digests that a file may have; none for a file that was never recorded."""
+    return _read(path.parent).get(path.name, [])
+
+
+def has_digests(folder: Path) -> bool:
+    """Return whether a run's files are recorded; those of version 0.1 are not."""
+    return (folder / DIGESTS).exists()
+
+
+def is_unchanged(path: Path, *others: Path) -> bool:
+    """Return whether a file is what was written under its name or one of the other names.
+
+    A file without a record counts as unchanged.
+
+    Raises:
+        RunError: the file or the record cannot be read.
+    """
+    accepted = [digest for one in (path, *others) for digest in recorded(one)]
+    return not accepted or _digest(path) in accepted
+
+
+def check_recorded(path: Path, remedy: str) -> None:
+    """Refuse a file that is not what was written.
+
+    Args:
+        path: the file; one without a record passes.
+        remedy: what to do about it, for the message.
+
+    Raises:
+        RunError: it was damaged or changed.
+    """
+    if not is_unchanged(path):
+        raise RunError(f"{path} is damaged: it is not what the run wrote; {remedy}")
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _read(folder: Path) -> dict[str, list[str]]:
+    path = folder / DIGESTS
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {str(name): [str(digest) for digest in known] for name, known in content.items()}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise RunError(
+            f"{path} is damaged: {error}; without it the run's files are not checked: delete it to "
+            "use them as they are."
+        ) from error

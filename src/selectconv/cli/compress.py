@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from selectconv.cli.parser import Parser, check_whole
-from selectconv.cli.places import check_file
+from selectconv.cli.places import check_output
 
 
 def add_arguments(parser: Parser) -> None:
@@ -53,7 +53,7 @@ def run(options: Namespace) -> int:
     check_whole(options, "batch_size", 1)
     check_whole(options, "repeats", 1)
 
-    out = check_file(options.out or Path(options.dir) / "compressed.safetensors")
+    out = check_output(options.out, Path(options.dir) / "compressed.safetensors")
 
     import torch
 
@@ -65,7 +65,6 @@ def run(options: Namespace) -> int:
     model, shape = trained.finished(), trained.info.shape
     example = torch.randn(options.batch_size, *shape, generator=torch.Generator().manual_seed(0))
     small = compress(model, example, round_to=options.round_to)
-    out.parent.mkdir(parents=True, exist_ok=True)
     save_compressed(small, out)
     rows = _rows(
         trained.plain(), model, small, out, example, options.repeats if options.table else 0

@@ -6,7 +6,7 @@ from pathlib import Path
 from jsonargparse import Namespace
 
 from selectconv.cli.parser import Parser
-from selectconv.errors import UsageError
+from selectconv.cli.places import check_output
 
 
 def add_arguments(parser: Parser) -> None:
@@ -21,9 +21,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: Namespace) -> int:
     """Export."""
-    out = Path(options.out or Path(options.dir) / "model.onnx")
-    if options.out and not out.parent.is_dir():
-        raise UsageError(f"{out} cannot be written: there is no folder {out.parent}.")
+    out = check_output(options.out, Path(options.dir) / "model.onnx")
 
     import torch
 

@@ -36,3 +36,17 @@ def check_file(path: str | Path) -> Path:
         raise UsageError(f"`out` must be a file, got {'a folder, ' if str(path) else ''}{path!r}.")
     check_folder(file.parent)
     return file
+
+
+def check_output(given: str | None, default: Path) -> Path:
+    """Return the file that a verb writes, in a folder that exists.
+
+    Raises:
+        UsageError: it cannot be written there.
+    """
+    if given is None:
+        return default
+    file = check_file(given)
+    if not file.parent.is_dir():
+        raise UsageError(f"{file} cannot be written: there is no folder {file.parent}.")
+    return file

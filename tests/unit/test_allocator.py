@@ -150,6 +150,16 @@ def test_shifts_are_drawn_once_not_again_for_a_loaded_model():
     assert_same(dict(loaded.state_dict()), drawn)
 
 
+def test_shifts_that_only_some_layers_have_are_kept():
+    model = conv_net()
+    model.conv1.shifted[2] = True
+    with torch.no_grad():
+        model.conv1.shift[2] = 0.5
+    before = copy.deepcopy(dict(model.state_dict()))
+    allocator_for(model, mode="shift")
+    assert_same(dict(model.state_dict()), before)
+
+
 def test_none_mode_changes_nothing_and_takes_plain_models_too():
     model = conv_net()
     silence(model)
@@ -482,6 +492,18 @@ def test_optimizers_whose_state_has_no_slots_are_refused(build, message):
     assert_same(snapshot(model, optimizer, allocator), before)
     allocator.dealloc()  # closing needs to forget nothing
     assert not all(layer.gate.all() for layer in select_layers(model).values())
+
+
+def test_one_layer_that_re_opens_is_enough_to_refuse_a_flat_state():
+    model = conv_net()
+    optimizer = step_lbfgs(model)
+    reopened = {"closed": [1], "opened": [[1, 0, None]]}
+    log = [{"epoch": 0, "layers": {"conv1": reopened, "conv2": {"closed": [2], "opened": []}}}]
+    allocator = allocator_for(model, optimizer)
+    before = snapshot(model, optimizer, allocator)
+    with pytest.raises(sc.AllocationError, match="LBFGS keeps its"):
+        allocator.replay(log)
+    assert_same(snapshot(model, optimizer, allocator), before)
 
 
 def test_an_optimizer_that_has_not_stepped_yet_is_accepted():
@@ -862,6 +884,30 @@ def test_every_rank_sends_the_dtypes_in_the_same_order(monkeypatch):
     monkeypatch.setattr(torch.distributed, "broadcast", lambda t, src: sent.append(t.dtype))
     copies.Copies(conv_net(), None, ()).broadcast()
     assert sent == [torch.uint8, torch.int64, torch.float32]
+
+
+def test_shifts_that_rank_0_alone_has_loaded_are_not_drawn_again(monkeypatch):
+    monkeypatch.setattr(copies, "in_process_group", lambda: True)
+    loaded, fresh = conv_net(), conv_net()
+    for layer in select_layers(loaded).values():
+        layer.shifted.fill_(True)
+        nn.init.uniform_(layer.shift)
+    sent = []
+    monkeypatch.setattr(copies, "broadcast_tensors", lambda tensors, device: sent.extend(tensors))
+    copies.Copies(loaded, None, ()).broadcast()
+
+    def receive(tensors, device):
+        with torch.no_grad():
+            for tensor, of_rank_0 in zip(tensors, sent, strict=True):
+                tensor.copy_(of_rank_0)
+
+    monkeypatch.setattr(copies, "broadcast_tensors", receive)
+    generator = torch.Generator().manual_seed(0)
+    before = generator.get_state()
+    copies.Copies(fresh, None, ()).shift_everything(MAX_SHIFT, generator)
+    # Rank 0 has drawn nothing and waits for nobody, so this rank must not either.
+    assert torch.equal(generator.get_state(), before)
+    assert_same(allocation_of(fresh), allocation_of(loaded))
 
 
 @pytest.mark.parametrize("mode", ["select", "zero", "random"])

@@ -14,6 +14,7 @@ import selectconv as sc
 from selectconv.core import kernels
 from selectconv.core.kernels import build
 from selectconv.core.layer import SelectConvNd
+from selectconv.core.shift import reroute
 
 CPU = torch.device("cpu")
 needs_kernel = pytest.mark.skipif(
@@ -187,6 +188,32 @@ def test_hooks_see_what_they_always_saw(watched):
         if watched == "everything"
         else {"norm": "BatchNorm2d", "relu": "ReLU", "conv": "SelectConv2d"}[watched]
     )
+
+
+def test_a_kernel_that_reads_no_allocation_gets_every_slot(monkeypatch):
+    class Blind:
+        READS_ALLOCATION = False
+        calls = 0
+
+        def reroute(self, *arguments):
+            self.calls += 1
+            return reroute(*arguments)
+
+    layer, x, blind = moved_layer(), torch.randn(2, 8, 5, 5), Blind()
+    layer.close([0, 5])
+    exact = F.conv2d(layer.select(x), layer.weight, layer.bias)
+    monkeypatch.setattr(kernels, "find_kernel", lambda x: blind)
+    monkeypatch.setattr(SelectConvNd, "_count_slots", lambda layer: pytest.fail("a GPU would wait"))
+    torch.testing.assert_close(layer(x), exact)
+    assert blind.calls == 1
+
+
+@needs_kernel
+@pytest.mark.parametrize(("size", "runs"), [(1, False), (2, True)])
+def test_the_kernel_leaves_one_value_a_channel_to_torch(size, runs):
+    layer = moved_layer()
+    out = layer.forward_norm_relu(torch.randn(1, 8, 1, size), nn.BatchNorm2d(8))
+    assert (out is not None) == runs
 
 
 # what it computes

@@ -203,6 +203,17 @@ def test_an_allocation_with_a_key_missing_is_still_refused():
 
 
 @in_all_dims
+@pytest.mark.parametrize("training", [True, False])
+def test_an_observed_mean_watches_training_alone(dims, training):
+    layer, x = SELECT[dims](8, 4, 3).train(training), make_input(dims, dtype=torch.float32)
+    layer.mean_source = sc.ObservedMean()
+    before = layer.observed_mean.clone()
+    layer(x)
+    assert int(layer.observed_batches) == training
+    assert torch.equal(layer.observed_mean, before) is not training
+
+
+@in_all_dims
 def test_a_fresh_allocation(dims):
     layer = make_layer(dims)
     assert (layer.gate.dtype, layer.gate.all().item()) == (torch.bool, True)

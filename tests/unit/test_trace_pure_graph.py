@@ -60,9 +60,21 @@ def written_parameter(net, x):
     return total
 
 
+def viewed_after_the_write(net, x):
+    y = net.conv(x)
+    y.add_(1)
+    return y.flatten(1) * 2
+
+
+def written_by_its_own_view(net, x):
+    y = net.conv(x)
+    y.mul_(y.view(2, 4, 6, 6))
+    return net.conv(y)
+
+
 RUNS = [
     second_name, numbers, written_module, written_function, written_view_alone, written_clone,
-    written_parameter,
+    written_parameter, viewed_after_the_write, written_by_its_own_view,
 ]  # fmt: skip
 
 
@@ -90,9 +102,17 @@ def flattened(net, x):
     return net.conv(y)
 
 
+def part_under_two_names(net, x):
+    parts = net.conv(x).chunk(2, 1)
+    first, same = parts[0], parts[-2]
+    first += 1
+    return torch.cat([first, same], 1)
+
+
 @pytest.mark.parametrize(
     ("run", "message"),
     [
+        (part_under_two_names, "`iadd` writes in place into a part of a tensor that is read"),
         (flattened, "`relu_` writes in place into a part of a tensor that is read again"),
         (lambda net, x: net.conv(x).fill_(0.0), "`fill_` writes in place in a way that is not"),
     ],
@@ -126,9 +146,13 @@ def test_what_does_nothing_at_inference_is_gone():
     assert flow.macs == 2 * 36 * 16
 
 
-def test_dropout_that_is_always_on_stays():
-    flow = trace_dataflow(Net(lambda net, x: F.dropout(net.conv(x)), conv=nn.Conv2d(4, 4, 1)), X)
-    assert F.dropout in [node.target for node in flow.operations]
+@pytest.mark.parametrize(
+    ("drop", "arguments"),
+    [(F.dropout, {}), (torch.dropout, {"p": 0.5, "train": True})],  # torch's has another name
+)
+def test_dropout_that_is_always_on_stays(drop, arguments):
+    net = Net(lambda net, x: drop(net.conv(x), **arguments), conv=nn.Conv2d(4, 4, 1))
+    assert drop in [node.target for node in trace_dataflow(net, X).operations]
 
 
 @pytest.mark.parametrize(
@@ -154,3 +178,14 @@ def test_functional_batch_norms_become_modules(shape, kind):
     assert (made.eps, made.momentum, int(made.num_batches_tracked)) == (0.1, 0.3, 7)
     x = torch.randn(shape)
     torch.testing.assert_close(flow.root(x), run(Net(run, norm=norm).eval(), x))
+
+
+def test_a_functional_batch_norm_that_always_trains_stays():
+    def run(net, x):
+        state = net.norm.running_mean, net.norm.running_var, net.norm.weight, net.norm.bias
+        return F.batch_norm(net.conv(x), *state, True)
+
+    net = Net(run, conv=nn.Conv2d(4, 4, 1), norm=nn.BatchNorm2d(4)).eval()
+    flow = trace_dataflow(net, X)
+    assert F.batch_norm in [node.target for node in flow.operations]
+    torch.testing.assert_close(flow.root(X), net(X))  # by the batch's own moments

@@ -94,7 +94,7 @@ def norm_and_activations(
 
 
 def activation(node: fx.Node, module: nn.Module | None) -> Activation | None:
-    """Return the elementwise function that a step is, with its settings; None: it is none."""
+    """Return a step's elementwise function with its settings; None if it is not elementwise."""
     row = find_row(node, module)
     if row is None or row.family is not Family.ACTIVATION:
         return None

@@ -45,7 +45,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def _link(path: Path, other: Path) -> None:
-    """Give a file a second name, or a copy where the file system has no links."""
+    """Link `other` to a file, or copy the file if the file system has no links."""
     other.unlink(missing_ok=True)
     try:
         os.link(path, other)

@@ -17,6 +17,15 @@ def check_fraction(name: str, value: float) -> float:
     return float(value)
 
 
+def check_gamma(name: str, value: float | str) -> float | str:
+    """Return `value` as a float in [0, 1], or "auto"."""
+    if isinstance(value, str):
+        if value != "auto":
+            raise TypeError(f"`{name}` must be a number in [0, 1] or 'auto', got {value!r}.")
+        return value
+    return check_fraction(name, value)
+
+
 def check_non_negative(name: str, value: float) -> float:
     """Return `value` as a finite float that is not negative."""
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -139,7 +139,7 @@ def test_the_queue_of_all_layers_is_sorted_and_cut_anywhere():
     model, _, _ = setup()
     layers = select_layers(model)
     options = StepOptions(0, "mean", 1e-3, None, {}, torch.Generator())
-    queue = ClosingQueue(layers, options)
+    queue = ClosingQueue(layers, options.damage, options.protected)
     assert bool((queue.levels.diff() >= 0).all())
     for number in (0, 1, 17, len(queue)):
         first = queue.first(queue.counts(number))

@@ -114,7 +114,7 @@ def test_every_setting_is_declared_once_and_the_recipes_hold_the_papers_alone():
     groups = [set(setting_names(group)) for group in names]
     assert sorted(set.union(*groups)) == sorted(setting_names())
     assert sum(map(len, groups)) == len(setting_names())
-    assert set(setting_types().values()) == {str, dict, int, float, bool}
+    assert set(setting_types().values()) == {str, dict, int, float, bool, float | str}
     assert (setting_types()["max_copies"], setting_types()["model_options"]) == (int, dict)
     own = {field.name for field in dataclasses.fields(TrainConfig) if has_default(field)}
     common = config_module._recipes()["common"]

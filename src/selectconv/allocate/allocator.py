@@ -15,13 +15,15 @@ from torch import Tensor, nn
 
 from selectconv.allocate.agreement import agree, in_process_group
 from selectconv.allocate.allocator_state import STATE_VERSION, read_state, warn_of_changes
+from selectconv.allocate.auto_gamma import AutoGamma
 from selectconv.allocate.budget import build_budget
 from selectconv.allocate.closing_queue import StepOptions
 from selectconv.allocate.copies import Copies, check_batch_norms
 from selectconv.allocate.log import Log, read_log
 from selectconv.allocate.optimizer_state import decays
 from selectconv.allocate.report import AllocationReport
-from selectconv.checks import check_choice, check_count, check_fraction
+from selectconv.allocate.watch import Watch
+from selectconv.checks import check_choice, check_count, check_fraction, check_gamma
 from selectconv.core.allocation import ReallocRule
 from selectconv.core.damage import DAMAGES
 from selectconv.core.layer import SelectConvNd
@@ -45,7 +47,9 @@ class ChannelAllocator:
         optimizer: the optimizer that trains it, or None. For re-opened slots its per-element state
             and the pending gradients of weight and shift are cleared; all else stays as it is.
         total_epochs: the length of the training.
-        gamma: the damage level of `dealloc`.
+        gamma: the damage level of `dealloc`; "auto": solved for at each step, so that a share of
+            the slots that suits the length of the training is closed (then `grace` is at least a
+            tenth of it).
         top_k: K, how many slots are candidates as sources.
         max_copies: N_max; None: no cap.
         stop_at: the part of the training in which steps act.
@@ -59,6 +63,10 @@ class ChannelAllocator:
         target_params: likewise for parameters; at most one of the two.
         example_input: as for `sc.count`; needed with a target.
         followers: copies of the model, such as an EMA of its weights, that get the same plan.
+        growth: what re-opened slots read: "importance" (the paper: one of the top K channels, at a
+            random shift), or "gradient": the channel and offset for which the loss asks most. That
+            is gathered in ordinary training steps of this process, of which about twenty an epoch
+            are watched; a compiled model is not.
 
     Raises:
         TypeError, ValueError: an argument that is not accepted, or a target that cannot be reached.
@@ -81,7 +89,7 @@ class ChannelAllocator:
         optimizer: torch.optim.Optimizer | None = None,
         *,
         total_epochs: int,
-        gamma: float = 1e-3,
+        gamma: float | str = 1e-3,
         top_k: int = 3,
         max_copies: int | None = 32,
         stop_at: float = 0.5,
@@ -93,15 +101,17 @@ class ChannelAllocator:
         target_params: float | None = None,
         example_input: Any = None,
         followers: Iterable[nn.Module] = (),
+        growth: str = "importance",
     ) -> None:
         self.total_epochs = check_count("total_epochs", total_epochs, 1)
-        self.gamma = check_fraction("gamma", gamma)
+        self.gamma = check_gamma("gamma", gamma)
         self.stop_at = check_fraction("stop_at", stop_at)
         self.grace = check_count("grace", grace, 0)
         self.mode = check_choice("mode", mode, MODES)
         self.damage = check_choice("damage", damage, DAMAGES)
         init = "random" if mode == "random" else "zero"
-        self.rule = ReallocRule(top_k, max_copies, init, use_shift=mode not in ("zero", "random"))
+        shifts = mode not in ("zero", "random")
+        self.rule = ReallocRule(top_k, max_copies, init, use_shift=shifts, growth=growth)
         self.model = unwrap(model)
         self.optimizer = optimizer
         self.last_epoch = -1
@@ -130,6 +140,18 @@ class ChannelAllocator:
             if value is not None and not self._closes:
                 raise ValueError(f"`{name}` needs a `mode` that closes slots, got {mode!r}.")
         self.budget = build_budget(self.model, targets, example_input, num_steps)
+        self._auto = None
+        if isinstance(self.gamma, str):
+            if self.budget is not None:
+                raise ValueError(
+                    f"`gamma` 'auto' and `{self.budget.name}` exclude each other: a target solves "
+                    "for gamma itself."
+                )
+            self._auto = AutoGamma(self.total_epochs, self.stop_at, reopens=self._reopens)
+            self.grace = max(self.grace, self._auto.grace)
+        for layer in self.layers.values():  # of an allocator before this one
+            layer.statistics = None
+        self._watch = Watch(self.layers, shifts) if growth == "gradient" else None
         if mode == "shift":
             self._copies.shift_everything(self.rule.max_shift, self.generator)
 
@@ -173,6 +195,9 @@ class ChannelAllocator:
         plan = AllocationPlan()
         if acts:
             plan = self._act(True, self._reopens, epoch, is_scheduled=True)
+            if self._watch is not None:
+                is_last = epoch + 1 >= self.stop_at * self.total_epochs and self.budget is None
+                self._watch.restart(is_over=is_last)
         self.last_epoch = epoch
         return AllocationReport(epoch, plan)
 
@@ -198,8 +223,9 @@ class ChannelAllocator:
         known = {name: layer for name, layer in self.layers.items() if name not in unknown}
         if unknown and self.budget is not None:
             return AllocationReport(None, AllocationPlan(), unknown=unknown)
+        can_reopen = self._reopens and (self._watch is None or self._watch.has_seen())
         plan = self._decide(
-            known, True, self._reopens, epoch, self._copy_generator(), is_scheduled=True
+            known, True, can_reopen, epoch, self._copy_generator(), is_scheduled=True
         )
         return AllocationReport(None, plan, self._smallest_gamma(known, epoch), unknown)
 
@@ -253,6 +279,8 @@ class ChannelAllocator:
             "generator": self.generator.get_state(),
             "opened_at": {name: epochs.clone() for name, epochs in self._opened_at.items()},
         }
+        if self._watch is not None:
+            state["growth"] = self._watch.state_dict()
         return state if self.budget is None else {**state, "budget": self.budget.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -266,6 +294,8 @@ class ChannelAllocator:
         read = read_state(state, self.layers, has_budget=self.budget is not None)
         if self.budget is not None:
             self.budget.load_state_dict(state["budget"])
+        if self._watch is not None and "growth" in state:
+            self._watch.load_state_dict(state["growth"])
         warn_of_changes(read.settings, self._settings())
         self.last_epoch = read.last_epoch
         self.generator.set_state(read.generator)
@@ -289,6 +319,7 @@ class ChannelAllocator:
             "stop_at": self.stop_at,
             "grace": self.grace,
             "damage": self.damage,
+            "growth": self.rule.growth,
         }
 
     @property
@@ -335,23 +366,27 @@ class ChannelAllocator:
     ) -> AllocationPlan:
         """Plan for these layers; draws from `generator`, changes nothing else."""
         check_batch_norms(self.model, self.layers)
+        if reopens and self._watch is not None:
+            self._watch.check()
+        grace = {name: self._protected(name, epoch) for name in self.layers}
         if self.budget is not None and is_scheduled:
+            assert isinstance(self.gamma, float)  # "auto" and a target exclude each other
             rule = self.rule if reopens else None
-            grace = {name: self._protected(name, epoch) for name in self.layers}
             options = StepOptions(epoch, self.damage, self.gamma, rule, grace, generator)
             return self.budget.plan(self.layers, options)
+        gammas: Mapping[str, Any] = dict.fromkeys(layers, self.gamma if closes else None)
+        if self._auto is not None and closes:
+            gammas = self._auto.solve(layers, epoch, self.damage, grace)
         plans = {}
         for name, layer in layers.items():
-            protected = self._protected(name, epoch)
             # Weights that do not learn could make nothing of another channel.
             rule = self.rule if reopens and layer.weight.requires_grad else None
-            gamma = self.gamma if closes else None
             try:
                 plan = layer.plan(
-                    gamma=gamma,
+                    gamma=gammas[name],
                     rule=rule,
                     damage=self.damage,
-                    protected=protected,
+                    protected=grace[name],
                     generator=generator,
                 )
             except SelectConvError as error:
@@ -375,6 +410,8 @@ class ChannelAllocator:
     def _do(self, plan: AllocationPlan, epoch: int) -> None:
         """Carry a plan out on all copies."""
         self._copies.apply(plan)
+        if self._watch is not None:
+            self._watch.forget(plan)
         for name, layer_plan in plan:
             self._opened_at[name][layer_plan.opened] = epoch
 

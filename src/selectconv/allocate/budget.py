@@ -152,7 +152,7 @@ class Budget:
         self.solved = self.gamma
         if step.epoch >= self.num_steps and self._count(is_open) <= _NEAR * self.target:
             return AllocationPlan()
-        queue = ClosingQueue(layers, step)
+        queue = ClosingQueue(layers, step.damage, step.protected)
         reopens = step.rule is not None and not is_last
         fall = (self.dense - self.target) / self.num_steps if reopens else 0.0
         number = self._solve(queue, is_open, budget - fall)

@@ -41,17 +41,23 @@ class ClosingQueue:
 
     Args:
         layers: the selective layers by name.
-        step: what is not to be closed, and how damage is measured.
+        damage: as for `SelectConv2d.ecdm`.
+        protected: by layer, the slots that are not to be closed; None: none.
     """
 
-    def __init__(self, layers: Mapping[str, SelectConvNd], step: StepOptions) -> None:
+    def __init__(
+        self,
+        layers: Mapping[str, SelectConvNd],
+        damage: str,
+        protected: Mapping[str, Tensor | None],
+    ) -> None:
         self.names = list(layers)
         self.slots: dict[str, Tensor] = {}
         levels = []
         owners = []
         for number, (name, layer) in enumerate(layers.items()):
             try:
-                slots, level = _closing_order(layer, step.damage, step.protected.get(name))
+                slots, level = _closing_order(layer, damage, protected.get(name))
             except SelectConvError as error:
                 raise type(error)(f"`{name}`: {error}") from error
             self.slots[name] = slots

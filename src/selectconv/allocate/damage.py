@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from selectconv.core.damage import slots_of
 from selectconv.core.ecdm import normalize_ecdm
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers, unwrap
-from selectconv.core.slots import slots_of
 from selectconv.errors import AllocationError, SelectConvError
 
 _CHUNK = 1 << 22  # numbers of the input that are unfolded at a time

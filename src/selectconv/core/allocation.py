@@ -15,6 +15,7 @@ from selectconv.checks import (
 
 NORMS = ("l2", "linf")
 INITS = ("zero", "random")
+GROWTHS = ("importance", "gradient")
 
 
 def choose_dealloc(necdm: Tensor, gamma: float) -> Tensor:
@@ -106,6 +107,7 @@ class ReallocRule:
         use_shift: False leaves out the spatial shift, as in R^zero and R^random.
         max_shift: shifts are drawn from U[-max_shift, max_shift], in pixels.
         norm: norm of the scores.
+        growth: what re-opened slots read: "importance" (Algorithm 2), or "gradient" (`growth`).
     """
 
     top_k: int = 3
@@ -114,6 +116,7 @@ class ReallocRule:
     use_shift: bool = True
     max_shift: float = 1.5
     norm: str = "l2"
+    growth: str = "importance"
 
     def __post_init__(self) -> None:
         check_count("top_k", self.top_k, 1)
@@ -122,6 +125,7 @@ class ReallocRule:
         check_choice("init", self.init, INITS)
         check_non_negative("max_shift", self.max_shift)
         check_choice("norm", self.norm, NORMS)
+        check_choice("growth", self.growth, GROWTHS)
 
 
 def choose_sources(

@@ -157,3 +157,8 @@ class DamageConvNd(nn.modules.conv._ConvNd):
             what = "weights" if bool(self.input_mean().isfinite().all()) else "input statistics"
             raise AllocationError(f"the layer's {what} hold NaN or infinite values.")
         return necdm
+
+
+def slots_of(tensor: Tensor, groups: int) -> Tensor:
+    """View (O, I / groups, ...), a weight's layout, as (groups, O / groups, I / groups, ...)."""
+    return tensor.view(groups, tensor.shape[0] // groups, *tensor.shape[1:])

@@ -117,7 +117,13 @@ class SelectConvNd(SlottedConvNd):
             buffers = (self.observed_mean, self.observed_var, self.observed_batches)
             self._mean_source.observe(x, *buffers)
         out = self._choose_path(x)(x)
+        self._report(lambda: x, out)
         return out if x is input else out[0]
+
+    def _report(self, read: Callable[[], Tensor], out: Tensor) -> None:
+        """Show a forward pass in training to those who gather statistics of it."""
+        if self.statistics is not None and self.training and not torch.compiler.is_compiling():
+            self.statistics.see(read, out)
 
     def _choose_path(self, x: Tensor) -> Callable[[Tensor], Tensor]:
         """Choose how to compute: all of them compute the same."""
@@ -158,7 +164,9 @@ class SelectConvNd(SlottedConvNd):
         is_fresh = not (slots.closed or slots.rerouted)
         if is_fresh or slots.closed == self.in_channels:  # a conv needs an input
             return None
-        return self._convolve_open(x, slots=slots, norm=norm)
+        out = self._convolve_open(x, slots=slots, norm=norm)
+        self._report(lambda: _norm_relu(x, norm), out)
+        return out
 
     def select(self, x: Tensor) -> Tensor:
         """Rebuild an input (N, I, ...) as the conv sees it: SelectChannel of Section 2.2."""
@@ -171,10 +179,6 @@ class SelectConvNd(SlottedConvNd):
         """Tell whether `x` is (N, I, ...) or unbatched (I, ...)."""
         axes = self._num_axes
         return x.ndim in (axes + 1, axes + 2) and x.shape[-axes - 1] == self.in_channels
-
-    def _rerouted(self) -> Tensor:
-        own = torch.arange(self.in_channels, device=self.index.device)
-        return self.gate & (self.shifted | (self.index != own))
 
     def _reroute(self, x: Tensor, kernel: kernels.Kernel | None = None) -> Tensor:
         """SelectChannel without the gate: `x` (N, I, ...) as every slot reads it."""
@@ -235,7 +239,7 @@ class SelectConvNd(SlottedConvNd):
 
     def _convolve_apart(self, x: Tensor) -> Tensor:
         """Convolve the input as it is, without a copy of it, and add the rerouted slots' part."""
-        rerouted = self._rerouted()
+        rerouted = self.rerouted()
         keeps = (self.gate & ~rerouted).view(1, -1, *[1] * self._num_axes)
         own_weight = torch.where(keeps, self.weight, 0.0)
         slots = rerouted.nonzero().flatten()
@@ -316,6 +320,18 @@ class SelectConv3d(SelectConvNd, nn.Conv3d):
     """
 
     _plain_type = nn.Conv3d
+
+
+def _norm_relu(x: Tensor, norm: nn.modules.batchnorm._BatchNorm) -> Tensor:
+    """Compute `relu(norm(x))` of a training step again, without a change to the norm."""
+    known = (norm.running_mean, norm.running_var)
+    by_batch = norm.training or known[0] is None
+    mean, var = (None, None) if by_batch else known
+    with torch.no_grad():
+        normed = nn.functional.batch_norm(
+            x, mean, var, norm.weight, norm.bias, training=by_batch, eps=norm.eps
+        )
+        return normed.relu_()
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -29,6 +29,7 @@ class LayerPlan:
         source: (B,) int64, the channels they are to read.
         shift: (B, axes), their shifts in pixels; None: they are copied unshifted.
         weight_seed: the seed from which R^random draws their weights; None: zeros.
+        gains: (groups, channels, offsets), what growth by gradient chose from; not part of a log.
     """
 
     closed: Tensor = field(default_factory=_empty)
@@ -36,6 +37,7 @@ class LayerPlan:
     source: Tensor = field(default_factory=_empty)
     shift: Tensor | None = None
     weight_seed: int | None = None
+    gains: Tensor | None = None
 
     def __bool__(self) -> bool:
         return len(self.closed) + len(self.opened) > 0

@@ -11,9 +11,12 @@ from torch import Tensor, nn
 
 from selectconv.checks import check_choice, check_fraction
 from selectconv.core.allocation import ReallocRule, choose_dealloc, choose_sources, realloc_scores
-from selectconv.core.damage import DAMAGES, DamageConvNd
+from selectconv.core.damage import DAMAGES, DamageConvNd, slots_of
 from selectconv.core.ecdm import normalize_ecdm
+from selectconv.core.gradients import GradientStatistics
+from selectconv.core.growth import choose_by_gradient
 from selectconv.core.plan import LayerPlan
+from selectconv.errors import AllocationError
 
 
 class SlottedConvNd(DamageConvNd):
@@ -25,12 +28,14 @@ class SlottedConvNd(DamageConvNd):
         shift: (I, spatial axes) parameter, b: the shifts in pixels; None without re-allocation.
         weight_std: standard deviation of the normal distribution that this layer's weights were
             drawn from, for R^random; None: torch's own initialisation of convs.
+        statistics: what training steps tell about new slots; None: they are not watched.
     """
 
     moved: Tensor
     shifted: Tensor
     shift: nn.Parameter | None
     weight_std: float | None
+    statistics: GradientStatistics | None = None
 
     def _start_allocation(self, reallocate: bool) -> None:
         slots, device = self.in_channels, self.weight.device
@@ -174,10 +179,15 @@ class SlottedConvNd(DamageConvNd):
         gate = self.gate.index_fill(0, closed, False)
         if rule is None or bool(gate.all()):
             return LayerPlan(closed=closed.cpu())
-        necdm = normalize_ecdm(necdm.index_fill_(0, closed, 0.0))
-        scores = realloc_scores(necdm, self.index, gate, rule.max_copies, rule.norm)
-        opened, source = choose_sources(scores.cpu(), self.index.cpu(), gate.cpu(), rule, generator)
-        shift = draw_shift(len(opened), self._num_axes, rule.max_shift, generator)
+        gains = None
+        if rule.growth == "gradient":
+            opened, source, shift, gains = self._choose_by_gradient(gate.cpu(), rule)
+        else:
+            necdm = normalize_ecdm(necdm.index_fill_(0, closed, 0.0))
+            scores = realloc_scores(necdm, self.index, gate, rule.max_copies, rule.norm)
+            index = self.index.cpu()
+            opened, source = choose_sources(scores.cpu(), index, gate.cpu(), rule, generator)
+            shift = draw_shift(len(opened), self._num_axes, rule.max_shift, generator)
         seed = (
             int(torch.randint(2**62, (), generator=generator, device="cpu"))
             if rule.init == "random"
@@ -189,7 +199,17 @@ class SlottedConvNd(DamageConvNd):
             source=source,
             shift=shift if rule.use_shift else None,
             weight_seed=seed,
+            gains=gains,
         )
+
+    def _choose_by_gradient(
+        self, gate: Tensor, rule: ReallocRule
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if self.statistics is None:
+            raise AllocationError(
+                'growth="gradient" needs training steps that are watched: use a ChannelAllocator.'
+            )
+        return choose_by_gradient(self.statistics, gate, rule.max_copies)
 
     def check_plan(self, plan: LayerPlan) -> None:
         """Check that a plan fits this layer and its present allocation.
@@ -225,6 +245,11 @@ class SlottedConvNd(DamageConvNd):
         shift = self.shift.new_zeros(1) if plan.shift is None else plan.shift
         self.shift[opened] = shift.to(self.shift)
         slots_of(self.weight, self.groups)[self._group_and_slot(opened)] = weight.to(self.weight)
+
+    def rerouted(self) -> Tensor:
+        """Return (I,) bool: the open slots that read anything but their own channel as it is."""
+        own = torch.arange(self.in_channels, device=self.index.device)
+        return self.gate & (self.shifted | (self.index != own))
 
     def slot_parameters(self) -> Iterator[Tensor]:
         """Yield the parameters that hold something of each slot."""
@@ -290,8 +315,3 @@ def draw_shift(
 ) -> Tensor:
     """Draw shifts uniformly from [-max_shift, max_shift] pixels along each axis."""
     return (torch.rand(count, axes, generator=generator, device="cpu") * 2 - 1) * max_shift
-
-
-def slots_of(tensor: Tensor, groups: int) -> Tensor:
-    """View (O, I / groups, ...), a weight's layout, as (groups, O / groups, I / groups, ...)."""
-    return tensor.view(groups, tensor.shape[0] // groups, *tensor.shape[1:])

@@ -87,6 +87,7 @@ class Selective(Plain):
                 target_macs=config.target_macs,
                 target_params=config.target_params,
                 example_input=torch.zeros(1, *info.shape),
+                growth=config.growth,
             )
         )
 

@@ -23,6 +23,8 @@ from selectconv.train.settings import (
     declaration,
     default_of,
     fraction,
+    gamma_value,
+    growth_names,
     instance,
     model_name,
     non_negative,
@@ -79,7 +81,11 @@ class TrainConfig:
     shift_weight_decay: float = setting(
         "weight decay of the shifts", non_negative, group="selection"
     )
-    gamma: float = setting("damage level of de-allocation", fraction, group="selection")
+    gamma: float | str = setting(
+        "damage level of de-allocation, or auto: solved for at each step",
+        gamma_value,
+        group="selection",
+    )
     top_k: int = setting("K: candidates of re-allocation", whole(1), group="selection")
     max_copies: int | None = setting(
         "N_max: most copies of a channel, or none for no limit",
@@ -101,6 +107,14 @@ class TrainConfig:
         choice(damage_names),
         group="selection",
         default="auto",
+    )
+    growth: str = setting(
+        "what re-opened slots read: importance (the paper's rule) or gradient (what the loss asks "
+        "for most)",
+        choice(growth_names),
+        group="selection",
+        default="importance",
+        came_later=True,
     )
     target_macs: float | None = setting(
         "multiply-adds to end at, as a part of the dense network's",
@@ -189,7 +203,12 @@ class TrainConfig:
         from selectconv.allocate.budget import check_targets
 
         method = self.method_info
-        for name in check_targets(self.target_macs, self.target_params):
+        targets = check_targets(self.target_macs, self.target_params)
+        if self.gamma == "auto" and targets:
+            raise ValueError(f"`gamma` auto and `{targets[0]}` exclude each other: give one.")
+        if self.growth == "gradient" and self.compile and "growth" in method.uses:
+            raise ValueError("`growth` gradient and `compile` exclude each other: give one.")
+        for name in targets:
             if not method.has_target:
                 able = ", ".join(other.name for other in METHODS.values() if other.has_target)
                 raise ValueError(f"`{name}` goes with the methods {able}; got {self.method!r}.")

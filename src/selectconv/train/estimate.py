@@ -69,12 +69,15 @@ def count_images(config: TrainConfig) -> float:
 def describe_method(config: TrainConfig) -> str:
     """Describe what the method does to the channels."""
     part = f"the first {config.stop_at:.0%} of the epochs"
-    goal = f"gamma {config.gamma:g}"
+    goal = "gamma auto" if isinstance(config.gamma, str) else f"gamma {config.gamma:g}"
     if config.target_macs is not None:
         goal = f"to {config.target_macs:.1%} of the multiply-adds"
     elif config.target_params is not None:
         goal = f"to {config.target_params:.1%} of the parameters"
-    return f"{config.method}: {config.method_info.words.format(goal=goal, part=part)}"
+    words = config.method_info.words.format(goal=goal, part=part)
+    if config.growth == "gradient" and config.method_info.moves:
+        words += "; channels and offsets chosen by the loss's gradient"
+    return f"{config.method}: {words}"
 
 
 def describe_duration(seconds: float) -> str:

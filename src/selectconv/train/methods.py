@@ -119,7 +119,7 @@ class MethodInfo:
 
 _SELECTIVE = "selectconv.train.channels:Selective"
 _ALLOCATION = ("gamma", "top_k", "max_copies", "stop_at", "grace", "damage", "shift_weight_decay",
-               "target_macs", "target_params", "realloc")  # fmt: skip
+               "target_macs", "target_params", "growth", "realloc")  # fmt: skip
 
 METHODS = {
     method.name: method

@@ -93,6 +93,13 @@ def fraction(name: str, value: Any) -> None:
     check_fraction(name, value)
 
 
+def gamma_value(name: str, value: Any) -> None:
+    """Accept numbers from 0 to 1, and auto."""
+    from selectconv.checks import check_gamma
+
+    check_gamma(name, value)
+
+
 def non_negative(name: str, value: Any) -> None:
     """Accept finite numbers that are not negative."""
     from selectconv.checks import check_non_negative
@@ -147,6 +154,13 @@ def dataset_names() -> list[str]:
     from selectconv.data.registry import list_datasets
 
     return list_datasets()
+
+
+def growth_names() -> Collection[str]:
+    """Return the rules for what re-opened slots read."""
+    from selectconv.core.allocation import GROWTHS
+
+    return GROWTHS
 
 
 def damage_names() -> Collection[str]:

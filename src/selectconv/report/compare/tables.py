@@ -170,8 +170,14 @@ def _selection_words(row: Row) -> str:
     selection: Mapping[str, Any] = json.loads(row.key.selection)
     budget = [name for name in ("target_macs", "target_params") if selection.get(name)]
     names = (*(budget or ["gamma"]), "grace")
-    words = [f"{name} {selection[name]:g}" for name in names if selection.get(name)]
+    words = [f"{name} {_short(selection[name])}" for name in names if selection.get(name)]
+    if selection.get("growth", "importance") != "importance":
+        words.append(f"growth by {selection['growth']}")
     return f" [{', '.join(words)}]" if words else ""
+
+
+def _short(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _missing(row: Row) -> str:

@@ -27,7 +27,7 @@ def draw_damage(run: Run, trained: Trained, name: str) -> Figure:
             axes.loglog(xs, ys, ".", color=tone, markersize=4, alpha=0.7, label=block)
         low, high = axes.get_xlim()
         axes.plot([low, high], [low, high], color=INK, linewidth=0.8, linestyle="--")
-        if run.config.gamma:
+        if isinstance(run.config.gamma, float) and run.config.gamma > 0:
             axes.axvline(run.config.gamma, color=INK, linewidth=0.6, linestyle=":")
         axes.set_xlabel("expected share (dotted: gamma)")
         axes.set_ylabel("measured share")

@@ -1,0 +1,258 @@
+"""What training tells about slots that do not exist yet, gathered inside ordinary training steps.
+
+A re-opened slot has weights of zero, so the gradient that they would get is known before the slot
+exists. For an output's gradient G and a copy of channel c at offset r, a 1x1 conv's is
+
+    a[o, c, r] = sum over images and pixels y of G[o, y] * X[c, y + r]
+
+and a larger kernel's has one such sum for each of its positions. Some forward passes are watched;
+their backward passes add to the sums, from some of their images and pixels. What is computed in
+training does not change by it.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from selectconv.core import kernels
+from selectconv.core.damage import DamageConvNd
+from selectconv.core.shift import reroute
+
+LAGS = 4
+"""Covariances are kept for so many pixels to each side: two slots may differ by that much."""
+
+_REACH = 1  # whole pixels to each side; the paper draws shifts of up to 1.5
+_FIRST_EVERY = 8  # one pass in so many is watched, until the length of an epoch is known
+_PASSES = 20  # passes to watch in an epoch
+_IMAGES = 32  # of a pass
+_PIXELS = 64  # of an image, times positions of the kernel
+_ROWS = 32  # of a group's outputs, times positions of the kernel; if more, combinations of outputs
+_COVARIANCE = (4, 8)  # passes of an epoch, and images of each, for the covariances
+
+
+class GradientStatistics:
+    """Sums over the watched passes of one layer.
+
+    Even and odd images are kept apart, for an energy without bias: the product of two independent
+    noisy sums is right in the mean, the square of one is not.
+
+    Args:
+        layer: the layer; its `forward` reports here.
+        use_shift: candidates are copies at every whole offset of up to a pixel; else at 0 alone.
+        phase: layers with different phases are watched in different passes.
+
+    Attributes:
+        offsets: (F, axes) float64, the candidates' offsets.
+        passes: how many passes were watched since `restart`.
+        is_over: no pass is watched any more.
+        sums: by name; `candidates` (2, groups, rows, channels, F), `slots` (2, groups, rows, slots)
+            of those that read anything but their own channel, `outputs` (2, groups, rows),
+            `mean` (channels) and `covariance` (channels, lags...), summed over `images`.
+    """
+
+    def __init__(self, layer: DamageConvNd, *, use_shift: bool = True, phase: int = 0) -> None:
+        self.layer = layer
+        axes = len(layer.kernel_size)
+        reach = range(-_REACH, _REACH + 1) if use_shift else range(1)
+        self.offsets = torch.tensor(list(itertools.product(reach, repeat=axes))).double()
+        self.phase = phase
+        self.every = _FIRST_EVERY
+        self.forwards = 0
+        self.passes = 0
+        self.is_over = False
+        self.sums: dict[str, Tensor] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """Return None: a copy of the model is not watched."""
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        """Pickle as None: nor is a saved one."""
+        return type(None), ()
+
+    def restart(self) -> None:
+        """Forget the sums; watch as many passes of the next epoch as are needed."""
+        self.every = max(1, self.forwards // _PASSES)
+        self.forget()
+        self.forwards = 0
+
+    def forget(self) -> None:
+        """Forget the sums."""
+        self.passes = 0
+        self.sums = {}
+
+    def see(self, read: Callable[[], Tensor], out: Tensor) -> None:
+        """Take note of a forward pass in training; if it is due, watch its backward pass.
+
+        Args:
+            read: returns the layer's input (N, C, ...); called if the pass is due.
+            out: the layer's output.
+        """
+        is_due = (self.forwards + self.phase) % self.every == 0
+        self.forwards += 1
+        if is_due and not self.is_over and out.requires_grad:
+            x = read().detach()[:_IMAGES]
+            out.register_hook(lambda grad: self.add(x, grad.detach()[:_IMAGES]))
+
+    @torch.no_grad()
+    def add(self, x: Tensor, grad: Tensor) -> None:
+        """Add a pass: inputs (N, C, ...) and the gradients of their outputs (N, O, ...)."""
+        if not bool(grad.isfinite().all()):
+            return  # a loss scale that was too high: the optimizer skips this step as well
+        with torch.autocast(x.device.type, enabled=False):
+            self._add(x.float(), grad.float())
+        self.passes += 1
+
+    def _add(self, x: Tensor, grad: Tensor) -> None:
+        layer: Any = self.layer
+        pixels = self._draw_pixels(grad.shape[2:])
+        taken = grad.flatten(2).index_select(2, _flat(pixels, grad.shape[2:]))
+        taken = self._sketch(taken)  # N, groups * outputs, pixels
+        candidates = self._sum(taken, x, pixels, self.offsets.long())
+        slots = layer.rerouted().nonzero().flatten()
+        moved = x.new_zeros(*candidates.shape[:3], layer.in_channels)
+        if len(slots):
+            shift = None if layer.shift is None else layer.shift.detach()[slots]
+            run = getattr(kernels.find_kernel(x), "reroute", reroute)
+            copies = run(x, layer.index[slots], shift, layer.shifted[slots])
+            unshifted = torch.zeros_like(self.offsets[:1]).long()
+            moved.index_copy_(3, slots, self._sum(taken, copies, pixels, unshifted)[..., 0])
+        positions = math.prod(layer.kernel_size)
+        outputs = torch.stack([taken[half].sum(dim=(0, 2)) for half in self._halves()])
+        outputs = outputs.view(2, layer.groups, -1).repeat_interleave(positions, dim=2)
+        for name, value in (("candidates", candidates), ("slots", moved), ("outputs", outputs)):
+            self._accumulate(name, value)
+        passes, images = _COVARIANCE
+        if self.passes < passes:
+            some = x[:images]
+            count = torch.tensor(float(len(some)))
+            self._accumulate("images", count)
+            self._accumulate("mean", some.mean(dim=(0, *range(2, x.ndim))) * len(some))
+            self._accumulate("covariance", autocovariance(some) * len(some))
+
+    def _accumulate(self, name: str, value: Tensor) -> None:
+        self.sums[name] = self.sums[name] + value if name in self.sums else value
+
+    def _halves(self) -> tuple[slice, slice]:
+        """Return the even and the odd images; a batch of one alternates from pass to pass."""
+        return slice(self.passes % 2, None, 2), slice(1 - self.passes % 2, None, 2)
+
+    def _draw_pixels(self, size: Sequence[int]) -> Tensor:
+        """Draw pixels of the output, other ones in each pass: (pixels, axes)."""
+        generator = torch.Generator().manual_seed(self.passes)
+        wanted = max(4, _PIXELS // math.prod(self.layer.kernel_size))
+        drawn = torch.randperm(math.prod(size), generator=generator, device="cpu")[:wanted]
+        return torch.stack(torch.unravel_index(drawn, list(size)), dim=1)
+
+    def _sketch(self, grad: Tensor) -> Tensor:
+        """Weight the outputs (N, O, pixels); of each group's, if many, keep random combinations.
+
+        Random signs keep inner products in the mean.
+        """
+        layer = self.layer
+        # A batch norm that follows makes the layer blind to an output's scale, hence |W_o|.
+        grad = grad * layer.weight.detach().float().flatten(1).norm(dim=1)[:, None]
+        outputs = layer.out_channels // layer.groups
+        kept = max(1, _ROWS // math.prod(layer.kernel_size))
+        if outputs <= kept:
+            return grad
+        generator = torch.Generator().manual_seed(outputs)
+        drawn = torch.randint(2, (outputs, kept), generator=generator, device="cpu")
+        signs = ((drawn * 2 - 1) / math.sqrt(kept)).to(grad)
+        by_group = grad.unflatten(1, (layer.groups, outputs))
+        return torch.einsum("ngop,os->ngsp", by_group, signs).flatten(1, 2)
+
+    def _sum(self, grad: Tensor, x: Tensor, pixels: Tensor, offsets: Tensor) -> Tensor:
+        """Compute the gradients of weights that would read `x` at these offsets.
+
+        Args:
+            grad: (N, groups * outputs, pixels).
+            x: (N, channels, ...).
+            pixels: (pixels, axes), of the output.
+            offsets: (F, axes).
+
+        Returns:
+            (2, groups, rows, channels, F), with a row for each output and kernel position.
+        """
+        places = self._places(x.shape[2:], pixels, offsets)  # positions, pixels, F
+        by_pixel = x.flatten(2).transpose(1, 2)
+        by_pixel = F.pad(by_pixel, (0, 0, 0, 1))  # the last place is outside the frame
+        read = by_pixel.index_select(1, places.flatten().to(x.device))
+        read = read.view(len(x), *places.shape[:2], -1)  # N, positions, pixels, F * channels
+        sums = [
+            torch.einsum("nkp,ntpz->tkz", grad[half], read[half]).unflatten(2, (len(offsets), -1))
+            for half in self._halves()
+        ]
+        both: Tensor = torch.stack(sums).unflatten(2, (self.layer.groups, -1))
+        return both.permute(0, 2, 3, 1, 5, 4).flatten(2, 3)  # from 2, t, groups, k, F, channels
+
+    def _places(self, size: Sequence[int], pixels: Tensor, offsets: Tensor) -> Tensor:
+        """Return which pixel of the input each position of the kernel reads, for shifted copies.
+
+        A copy ends at the frame; the conv pads the copy. Pixels are numbered row by row, and the
+        number after the last stands for zero.
+        """
+        layer = self.layer
+        taps = torch.tensor(list(itertools.product(*map(range, layer.kernel_size))))
+        low = layer._reversed_padding_repeated_twice[-2::-2]
+        stride, dilation = torch.tensor(layer.stride), torch.tensor(layer.dilation)
+        read = pixels * stride - torch.tensor(low) + (taps * dilation)[:, None]  # t, pixels, axes
+        frame = torch.tensor(list(size))
+        if layer.padding_mode == "reflect":
+            read = (frame - 1) - ((frame - 1) - read.abs()).abs()
+        elif layer.padding_mode == "replicate":
+            read = read.clamp(min=torch.zeros_like(frame), max=frame - 1)
+        elif layer.padding_mode == "circular":
+            read = read % frame
+        source = read[:, :, None] + offsets  # t, pixels, F, axes
+        is_inside = ((source >= 0) & (source < frame)).all(dim=-1)
+        is_inside &= ((read >= 0) & (read < frame)).all(dim=-1)[..., None]
+        return torch.where(is_inside, _flat(source, size), math.prod(size))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what resuming needs, as tensors and plain types."""
+        return {
+            "every": self.every,
+            "forwards": self.forwards,
+            "passes": self.passes,
+            "is_over": self.is_over,
+            "sums": {name: value.clone() for name, value in self.sums.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict()`."""
+        self.every, self.forwards = int(state["every"]), int(state["forwards"])
+        self.passes, self.is_over = int(state["passes"]), bool(state["is_over"])
+        device = self.layer.weight.device
+        self.sums = {name: value.to(device) for name, value in state["sums"].items()}
+
+
+def autocovariance(x: Tensor) -> Tensor:
+    """Return the mean over images and pixels of x[y] * x[y + lag], with zeros outside the frame.
+
+    Args:
+        x: (N, C, ...).
+
+    Returns:
+        (C, 2 * LAGS + 1, ...), for lags from -LAGS to LAGS along each axis.
+    """
+    axes = tuple(range(2, x.ndim))
+    sizes = [x.shape[axis] + LAGS for axis in axes]  # zeros between the end and the start
+    spectrum = torch.fft.rfftn(x, s=sizes, dim=axes).abs().square().mean(dim=0)
+    lags: Tensor = torch.fft.irfftn(spectrum, s=sizes, dim=tuple(range(1, x.ndim - 1)))
+    for axis, size in enumerate(sizes, start=1):
+        wanted = torch.arange(-LAGS, LAGS + 1, device=x.device) % size
+        lags = lags.index_select(axis, wanted)
+    return lags / math.prod(x.shape[2:])
+
+
+def _flat(pixels: Tensor, size: Sequence[int]) -> Tensor:
+    """Number pixels (..., axes) row by row."""
+    number = torch.zeros_like(pixels[..., 0])
+    for axis, length in enumerate(size):
+        number = number * length + pixels[..., axis]
+    return number

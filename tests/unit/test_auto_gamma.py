@@ -1,0 +1,97 @@
+"""`gamma="auto"`: a share of the slots for each step, and the gamma that closes it."""
+
+import pytest
+import torch
+
+import selectconv as sc
+from selectconv.allocate.auto_gamma import CLOSE_ONLY, CLOSED_SHARE, MOST, SHARE, AutoGamma
+
+
+@pytest.mark.parametrize(("epochs", "stop_at"), [(1, 0.5), (4, 0.5), (40, 0.5), (300, 0.3)])
+@pytest.mark.parametrize("reopens", [True, False])
+def test_shares_fall_and_sum_up(epochs: int, stop_at: float, reopens: bool) -> None:
+    auto = AutoGamma(epochs, stop_at, reopens=reopens)
+    shares = [auto.share(epoch) for epoch in range(epochs)]
+    assert sum(shares) == pytest.approx(SHARE if reopens else CLOSED_SHARE)
+    acting = [share for share in shares if share > 0]
+    assert acting == sorted(acting, reverse=True)
+    assert not any(shares[epoch] for epoch in range(epochs) if epoch >= stop_at * epochs)
+    assert shares.index(acting[0]) == min(int(0.05 * epochs), auto.num_steps - 1)
+
+
+def test_grace_follows_from_the_length() -> None:
+    assert [AutoGamma(n, 0.5, reopens=True).grace for n in (1, 10, 40)] == [1, 1, 4]
+
+
+def _model(**options: object) -> torch.nn.Module:
+    torch.manual_seed(0)
+    model = sc.create_model(
+        "densenet40", selective=True, growth_rate=8, units=[2, 2], num_classes=10, **options
+    )
+    for module in model.modules():  # nothing has faded in a fresh model: let a part of it
+        if hasattr(module, "gate"):
+            with torch.no_grad():
+                module.weight[:, ::2] *= 1e-3
+    return model
+
+
+def test_steps_close_the_share() -> None:
+    model = _model()
+    allocator = sc.ChannelAllocator(model, total_epochs=20, gamma="auto", seed=1)
+    auto = AutoGamma(20, 0.5, reopens=True)
+    slots = sum(m.in_channels for m in allocator.layers.values() if m.shift is not None)
+    total = 0
+    for epoch in range(4):
+        report = allocator.step(epoch)
+        closed = sum(
+            len(plan.closed)
+            for name, plan in report.plan
+            if allocator.layers[name].shift is not None
+        )
+        assert closed == pytest.approx(auto.share(epoch) * slots, abs=1.0)
+        total += closed
+    assert total > 0
+
+
+def test_gamma_has_a_limit() -> None:
+    torch.manual_seed(0)
+    model = sc.create_model("densenet40", selective=True, growth_rate=8, units=[2, 2])
+    allocator = sc.ChannelAllocator(model, total_epochs=2, gamma="auto")
+    gammas = allocator._auto.solve(allocator.layers, 0, "auto", {})
+    assert max(gammas.values()) == MOST  # a share of 0.6 at once would need more
+    necdm = {name: layer.ecdm(normalized=True) for name, layer in allocator.layers.items()}
+    for name, plan in allocator.step(0).plan:
+        assert float(necdm[name][plan.closed].sum(dim=0).max()) <= MOST + 1e-6
+
+
+def test_layers_that_never_reopen_keep_the_papers_gamma() -> None:
+    model = _model()
+    allocator = sc.ChannelAllocator(model, total_epochs=20, gamma="auto")
+    gammas = allocator._auto.solve(allocator.layers, 5, "auto", {})
+    for name, layer in allocator.layers.items():
+        assert (gammas[name] == CLOSE_ONLY) == (layer.shift is None)
+    only = sc.ChannelAllocator(_model(), total_epochs=20, gamma="auto", mode="dealloc")
+    assert len(set(only._auto.solve(only.layers, 5, "auto", {}).values())) == 1
+
+
+def test_auto_and_a_target_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match="`gamma` 'auto' and `target_macs` exclude each other"):
+        sc.ChannelAllocator(
+            _model(),
+            total_epochs=4,
+            gamma="auto",
+            target_macs=0.8,
+            example_input=torch.zeros(1, 3, 16, 16),
+        )
+
+
+@pytest.mark.parametrize("gamma", ["Auto", "", 1.5, -0.1, float("nan")])
+def test_other_words_and_numbers_are_refused(gamma: object) -> None:
+    with pytest.raises((TypeError, ValueError), match="`gamma` must be"):
+        sc.ChannelAllocator(_model(), total_epochs=4, gamma=gamma)
+
+
+def test_state_and_repr_keep_the_word() -> None:
+    allocator = sc.ChannelAllocator(_model(), total_epochs=20, gamma="auto")
+    assert allocator.state_dict()["settings"]["gamma"] == "auto"
+    assert "gamma='auto'" in repr(allocator)

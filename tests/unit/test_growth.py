@@ -304,7 +304,7 @@ def test_copies_and_saved_models_are_not_watched() -> None:
     assert torch.load(file, weights_only=False).statistics is None
 
 
-def test_short_and_long_epochs_are_watched_about_twenty_times() -> None:
+def test_short_and_long_epochs_are_watched_about_thirty_times() -> None:
     layer = sc.SelectConv2d(3, 4, 1)
     statistics = GradientStatistics(layer)
     layer.statistics = statistics
@@ -314,7 +314,7 @@ def test_short_and_long_epochs_are_watched_about_twenty_times() -> None:
             statistics.restart()
             for _ in range(length):
                 layer(x).sum().backward()
-        assert statistics.passes == min(length, 20)
+        assert min(length, 32) <= statistics.passes <= 40
 
 
 def _train(allocator: sc.ChannelAllocator, steps: int, seed: int = 0) -> None:

@@ -65,7 +65,7 @@ class ChannelAllocator:
         followers: copies of the model, such as an EMA of its weights, that get the same plan.
         growth: what re-opened slots read: "importance" (the paper: one of the top K channels, at a
             random shift), or "gradient": the channel and offset for which the loss asks most. That
-            is gathered in ordinary training steps of this process, of which about twenty an epoch
+            is gathered in ordinary training steps of this process, of which about thirty an epoch
             are watched; a compiled model is not.
 
     Raises:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from selectconv.core.plan import AllocationPlan
 
 
@@ -36,6 +38,18 @@ class AllocationReport:
         """Return a row of a log, which `json` can write and `ChannelAllocator.replay` can read."""
         return {"epoch": self.epoch, "layers": self.plan.to_dict()}
 
+    def gains(self) -> dict[str, Any]:
+        """Return what growth by gradient chose from, as JSON keeps it; empty: it did not choose.
+
+        For each layer `opened`, as in a log, and `gains`: by group, by channel, a gain for each of
+        the whole offsets of up to a pixel, row by row.
+        """
+        return {
+            name: {"opened": plan.to_dict()["opened"], "gains": _round(plan.gains)}
+            for name, plan in self.plan
+            if plan.gains is not None and len(plan.gains)
+        }
+
     @property
     def deallocated(self) -> dict[str, list[int]]:
         """The closed slots of each layer that closed any."""
@@ -59,3 +73,11 @@ class AllocationReport:
         if self.unknown:
             text += f"; not known before the first batch: {', '.join(self.unknown)}"
         return text
+
+
+def _round(gains: Tensor) -> list[Any]:
+    """Return lists of numbers with four digits."""
+    return [
+        [[float(f"{gain:.4g}") for gain in offsets] for offsets in channels]
+        for channels in gains.tolist()
+    ]

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from selectconv.core import kernels
@@ -27,10 +26,10 @@ LAGS = 4
 """Covariances are kept for so many pixels to each side: two slots may differ by that much."""
 
 _REACH = 1  # whole pixels to each side; the paper draws shifts of up to 1.5
-_FIRST_EVERY = 8  # one pass in so many is watched, until the length of an epoch is known
-_PASSES = 20  # passes to watch in an epoch
-_IMAGES = 32  # of a pass
-_PIXELS = 64  # of an image, times positions of the kernel
+_FIRST_EVERY = 5  # one pass in so many is watched, until the length of an epoch is known
+_PASSES = 32  # passes to watch in an epoch
+_IMAGES = 64  # of a pass
+_PIXELS = 16  # of an image, times positions of the kernel: neighbours say much the same
 _ROWS = 32  # of a group's outputs, times positions of the kernel; if more, combinations of outputs
 _COVARIANCE = (4, 8)  # passes of an epoch, and images of each, for the covariances
 
@@ -101,17 +100,18 @@ class GradientStatistics:
     @torch.no_grad()
     def add(self, x: Tensor, grad: Tensor) -> None:
         """Add a pass: inputs (N, C, ...) and the gradients of their outputs (N, O, ...)."""
-        if not bool(grad.isfinite().all()):
-            return  # a loss scale that was too high: the optimizer skips this step as well
         with torch.autocast(x.device.type, enabled=False):
-            self._add(x.float(), grad.float())
-        self.passes += 1
+            pixels = self._draw_pixels(grad.shape[2:])
+            number = _flat(pixels, grad.shape[2:]).to(grad.device)
+            taken = grad.flatten(2).index_select(2, number).float()
+            # Not finite: a loss scale that was too high. The optimizer skips the step as well.
+            if bool(taken.isfinite().all()):
+                self._add(x.float(), self._sketch(taken), pixels)
+                self.passes += 1
 
-    def _add(self, x: Tensor, grad: Tensor) -> None:
+    def _add(self, x: Tensor, taken: Tensor, pixels: Tensor) -> None:
+        """Add gradients (N, groups * outputs, pixels) of these pixels."""
         layer: Any = self.layer
-        pixels = self._draw_pixels(grad.shape[2:])
-        taken = grad.flatten(2).index_select(2, _flat(pixels, grad.shape[2:]))
-        taken = self._sketch(taken)  # N, groups * outputs, pixels
         candidates = self._sum(taken, x, pixels, self.offsets.long())
         slots = layer.rerouted().nonzero().flatten()
         moved = x.new_zeros(*candidates.shape[:3], layer.in_channels)
@@ -179,9 +179,10 @@ class GradientStatistics:
             (2, groups, rows, channels, F), with a row for each output and kernel position.
         """
         places = self._places(x.shape[2:], pixels, offsets)  # positions, pixels, F
+        inside = (places >= 0).flatten()
         by_pixel = x.flatten(2).transpose(1, 2)
-        by_pixel = F.pad(by_pixel, (0, 0, 0, 1))  # the last place is outside the frame
-        read = by_pixel.index_select(1, places.flatten().to(x.device))
+        read = by_pixel.index_select(1, places.flatten().clamp(min=0).to(x.device))
+        read *= inside.to(read)[:, None]
         read = read.view(len(x), *places.shape[:2], -1)  # N, positions, pixels, F * channels
         sums = [
             torch.einsum("nkp,ntpz->tkz", grad[half], read[half]).unflatten(2, (len(offsets), -1))
@@ -193,8 +194,8 @@ class GradientStatistics:
     def _places(self, size: Sequence[int], pixels: Tensor, offsets: Tensor) -> Tensor:
         """Return which pixel of the input each position of the kernel reads, for shifted copies.
 
-        A copy ends at the frame; the conv pads the copy. Pixels are numbered row by row, and the
-        number after the last stands for zero.
+        A copy ends at the frame; the conv pads the copy. Pixels are numbered row by row, and -1
+        stands for zero.
         """
         layer = self.layer
         taps = torch.tensor(list(itertools.product(*map(range, layer.kernel_size))))
@@ -211,7 +212,7 @@ class GradientStatistics:
         source = read[:, :, None] + offsets  # t, pixels, F, axes
         is_inside = ((source >= 0) & (source < frame)).all(dim=-1)
         is_inside &= ((read >= 0) & (read < frame)).all(dim=-1)[..., None]
-        return torch.where(is_inside, _flat(source, size), math.prod(size))
+        return torch.where(is_inside, _flat(source, size), -1)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what resuming needs, as tensors and plain types."""

@@ -24,6 +24,7 @@ from selectconv.report.figures.ablation import (
 from selectconv.report.figures.allocation import describe, draw_history, draw_map, draw_shifts
 from selectconv.report.figures.damage import draw_damage
 from selectconv.report.figures.feature import draw_pair, draw_top
+from selectconv.report.figures.growth import draw_gains
 from selectconv.report.figures.input import draw_inputs
 from selectconv.report.figures.plots import Figure
 from selectconv.report.page import Section, render_lines, render_page, render_runs
@@ -101,6 +102,7 @@ def _plan_close_look(run: Run, name: str) -> list[tuple[str, Callable[[], Figure
     plans: list[tuple[str, Callable[[], Figure | None]]] = [
         ("The slots of a layer", lambda: draw_history(run, f"{name}-history")),
         ("Where channels were de- and re-allocated", lambda: draw_map(run, f"{name}-map")),
+        ("What the loss asks for", lambda: draw_gains(run, f"{name}-gains")),
     ]
     trained = load_trained(run, _NUM_IMAGES)
     if isinstance(trained, str):

@@ -28,10 +28,12 @@ from selectconv.train.run_folder import (
     ALLOCATION,
     BEST,
     CHECKPOINT,
+    GAINS,
     HOLDOUT,
     LAST,
     METRICS,
     RunFolder,
+    dumps,
 )
 from selectconv.train.slimming import fit_shapes
 
@@ -238,6 +240,8 @@ def _run_epochs(training: Training, folder: RunFolder, display: Display) -> None
             folder.append(METRICS, row)
             if report:
                 folder.append(ALLOCATION, report.to_dict())
+            if gains := report.gains():  # of the last step alone: they are many
+                write_text(folder / GAINS, dumps({"epoch": epoch, "layers": gains}) + "\n")
             if is_best:
                 save_weights(folder / BEST, training.model)
             save_weights(folder / LAST, training.model)

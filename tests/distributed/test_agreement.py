@@ -81,6 +81,7 @@ def agree(rank):
     return {
         "select": train_in_parallel(rank, "select"),
         "random": train_in_parallel(rank, "random"),
+        "gradient": train_in_parallel(rank, "select", growth="gradient"),
         "corrupted": recover_from_corruption(rank),
         "shift": draw_shifts(rank),
         "forward": broadcast_at_forward(rank),
@@ -110,14 +111,14 @@ def keep_a_budget(rank):
     }
 
 
-def train_in_parallel(rank, mode):
+def train_in_parallel(rank, mode, growth="importance"):
     model = same_model()
     wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.05, momentum=0.9, weight_decay=1e-4)
     follower = copy.deepcopy(model)
     allocator = sc.ChannelAllocator(
         wrapped, optimizer, total_epochs=EPOCHS, stop_at=1.0, gamma=0.3, mode=mode, seed=rank,
-        followers=[follower],
+        followers=[follower], growth=growth,
     )  # fmt: skip
     epochs = []
     for epoch in range(EPOCHS):
@@ -183,7 +184,7 @@ def agreed(tmp_path_factory):
     return spawn(agree, tmp_path_factory.mktemp("agree"))
 
 
-@pytest.mark.parametrize("mode", ["select", "random"])
+@pytest.mark.parametrize("mode", ["select", "random", "gradient"])
 def test_ranks_with_other_data_and_seeds_train_to_the_same_bits(agreed, mode):
     first, second = (results[mode] for results in agreed)
     assert_same(second, first)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from fake_runs import write_run
 from selectconv.allocate.report import AllocationReport
 from selectconv.core.plan import AllocationPlan, LayerPlan
 from selectconv.report.figures.growth import draw_gains
 from selectconv.report.runs.collect import read_run
-from tests.support.fake_runs import write_run
 
 
 def _plan(axes: int) -> AllocationPlan:

@@ -25,9 +25,11 @@ from selectconv.core.shift import reroute
 LAGS = 4
 """Covariances are kept for so many pixels to each side: two slots may differ by that much."""
 
+PASSES = 32
+"""Passes that are watched in an epoch."""
+
 _REACH = 1  # whole pixels to each side; the paper draws shifts of up to 1.5
 _FIRST_EVERY = 5  # one pass in so many is watched, until the length of an epoch is known
-_PASSES = 32  # passes to watch in an epoch
 _IMAGES = 64  # of a pass
 _PIXELS = 16  # of an image, times positions of the kernel: neighbours say much the same
 _ROWS = 32  # of a group's outputs, times positions of the kernel; if more, combinations of outputs
@@ -75,7 +77,7 @@ class GradientStatistics:
 
     def restart(self) -> None:
         """Forget the sums; watch as many passes of the next epoch as are needed."""
-        self.every = max(1, self.forwards // _PASSES)
+        self.every = max(1, self.forwards // PASSES)
         self.forget()
         self.forwards = 0
 

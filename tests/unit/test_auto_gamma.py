@@ -57,7 +57,7 @@ def test_gamma_has_a_limit() -> None:
     torch.manual_seed(0)
     model = sc.create_model("densenet40", selective=True, growth_rate=8, units=[2, 2])
     allocator = sc.ChannelAllocator(model, total_epochs=2, gamma="auto")
-    gammas = allocator._auto.solve(allocator.layers, 0, "auto", {})
+    gammas = allocator._decision.gamma.solve(allocator.layers, 0, "auto", {})
     assert max(gammas.values()) == MOST  # a share of 0.6 at once would need more
     necdm = {name: layer.ecdm(normalized=True) for name, layer in allocator.layers.items()}
     for name, plan in allocator.step(0).plan:
@@ -67,11 +67,11 @@ def test_gamma_has_a_limit() -> None:
 def test_layers_that_never_reopen_keep_the_papers_gamma() -> None:
     model = _model()
     allocator = sc.ChannelAllocator(model, total_epochs=20, gamma="auto")
-    gammas = allocator._auto.solve(allocator.layers, 5, "auto", {})
+    gammas = allocator._decision.gamma.solve(allocator.layers, 5, "auto", {})
     for name, layer in allocator.layers.items():
         assert (gammas[name] == CLOSE_ONLY) == (layer.shift is None)
     only = sc.ChannelAllocator(_model(), total_epochs=20, gamma="auto", mode="dealloc")
-    assert len(set(only._auto.solve(only.layers, 5, "auto", {}).values())) == 1
+    assert len(set(only._decision.gamma.solve(only.layers, 5, "auto", {}).values())) == 1
 
 
 def test_auto_and_a_target_exclude_each_other() -> None:

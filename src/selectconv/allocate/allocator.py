@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from selectconv.allocate.agreement import agree, in_process_group
 from selectconv.allocate.allocator_state import STATE_VERSION, read_state, warn_of_changes
 from selectconv.allocate.auto_gamma import AutoGamma
 from selectconv.allocate.budget import build_budget
-from selectconv.allocate.closing_queue import StepOptions
-from selectconv.allocate.copies import Copies, check_batch_norms
+from selectconv.allocate.copies import Copies
+from selectconv.allocate.decision import Decision
 from selectconv.allocate.log import Log, read_log
 from selectconv.allocate.optimizer_state import decays
 from selectconv.allocate.report import AllocationReport
@@ -30,10 +30,9 @@ from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import count_slots, selective_layers, unwrap
 from selectconv.core.plan import AllocationPlan
 from selectconv.core.threads import one_thread
-from selectconv.errors import AllocationError, SelectConvError, SelectConvWarning
+from selectconv.errors import AllocationError, SelectConvWarning
 
 MODES = ("select", "zero", "random", "dealloc", "shift", "none")
-_NEVER = -(1 << 40)  # an epoch long before any
 
 
 class ChannelAllocator:
@@ -130,28 +129,31 @@ class ChannelAllocator:
                 SelectConvWarning,
                 stacklevel=2,
             )
-        self._opened_at = {
-            name: torch.full((layer.in_channels,), _NEVER, device="cpu")
-            for name, layer in self.layers.items()
-        }
         num_steps = math.ceil(self.stop_at * self.total_epochs)
         targets = {"target_macs": target_macs, "target_params": target_params}
         for name, value in targets.items():
             if value is not None and not self._closes:
                 raise ValueError(f"`{name}` needs a `mode` that closes slots, got {mode!r}.")
         self.budget = build_budget(self.model, targets, example_input, num_steps)
-        self._auto = None
+        level: float | AutoGamma
         if isinstance(self.gamma, str):
-            if self.budget is not None:
-                raise ValueError(
-                    f"`gamma` 'auto' and `{self.budget.name}` exclude each other: a target solves "
-                    "for gamma itself."
-                )
-            self._auto = AutoGamma(self.total_epochs, self.stop_at, reopens=self._reopens)
-            self.grace = max(self.grace, self._auto.grace)
+            level = AutoGamma(self.total_epochs, self.stop_at, reopens=self._reopens)
+            self.grace = max(self.grace, level.grace)
+        else:
+            level = self.gamma
         for layer in self.layers.values():  # of an allocator before this one
             layer.statistics = None
         self._watch = Watch(self.layers, shifts) if growth == "gradient" else None
+        self._decision = Decision(
+            self.model,
+            self.layers,
+            gamma=level,
+            damage=self.damage,
+            rule=self.rule,
+            grace=self.grace,
+            budget=self.budget,
+            watch=self._watch,
+        )
         if mode == "shift":
             self._copies.shift_everything(self.rule.max_shift, self.generator)
 
@@ -224,10 +226,10 @@ class ChannelAllocator:
         if unknown and self.budget is not None:
             return AllocationReport(None, AllocationPlan(), unknown=unknown)
         can_reopen = self._reopens and (self._watch is None or self._watch.has_seen())
-        plan = self._decide(
-            known, True, can_reopen, epoch, self._copy_generator(), is_scheduled=True
-        )
-        return AllocationReport(None, plan, self._smallest_gamma(known, epoch), unknown)
+        generator = self._copy_generator()
+        plan = self._decision.plan(known, True, can_reopen, epoch, generator, is_scheduled=True)
+        smallest = self._decision.smallest_gamma(known, epoch)
+        return AllocationReport(None, plan, smallest, unknown)
 
     def apply(self, plan: AllocationPlan) -> None:
         """Carry out a plan from a report or a log, on the model, its followers and the optimizer.
@@ -277,7 +279,9 @@ class ChannelAllocator:
             "settings": self._settings(),
             "last_epoch": self.last_epoch,
             "generator": self.generator.get_state(),
-            "opened_at": {name: epochs.clone() for name, epochs in self._opened_at.items()},
+            "opened_at": {
+                name: epochs.clone() for name, epochs in self._decision.opened_at.items()
+            },
         }
         if self._watch is not None:
             state["growth"] = self._watch.state_dict()
@@ -299,7 +303,7 @@ class ChannelAllocator:
         warn_of_changes(read.settings, self._settings())
         self.last_epoch = read.last_epoch
         self.generator.set_state(read.generator)
-        self._opened_at = read.opened_at
+        self._decision.opened_at = read.opened_at
 
     def __repr__(self) -> str:
         slots = count_slots(self.model)
@@ -337,7 +341,7 @@ class ChannelAllocator:
         generator = self._copy_generator()
 
         def decide() -> AllocationPlan:
-            return self._decide(
+            return self._decision.plan(
                 self.layers, closes, reopens, epoch, generator, is_scheduled=is_scheduled
             )
 
@@ -354,66 +358,13 @@ class ChannelAllocator:
         generator.set_state(self.generator.get_state())
         return generator
 
-    def _decide(
-        self,
-        layers: Mapping[str, SelectConvNd],
-        closes: bool,
-        reopens: bool,
-        epoch: int,
-        generator: torch.Generator,
-        *,
-        is_scheduled: bool = False,
-    ) -> AllocationPlan:
-        """Plan for these layers; draws from `generator`, changes nothing else."""
-        check_batch_norms(self.model, self.layers)
-        if reopens and self._watch is not None:
-            self._watch.check()
-        grace = {name: self._protected(name, epoch) for name in self.layers}
-        if self.budget is not None and is_scheduled:
-            assert isinstance(self.gamma, float)  # "auto" and a target exclude each other
-            rule = self.rule if reopens else None
-            options = StepOptions(epoch, self.damage, self.gamma, rule, grace, generator)
-            return self.budget.plan(self.layers, options)
-        gammas: Mapping[str, Any] = dict.fromkeys(layers, self.gamma if closes else None)
-        if self._auto is not None and closes:
-            gammas = self._auto.solve(layers, epoch, self.damage, grace)
-        plans = {}
-        for name, layer in layers.items():
-            # Weights that do not learn could make nothing of another channel.
-            rule = self.rule if reopens and layer.weight.requires_grad else None
-            try:
-                plan = layer.plan(
-                    gamma=gammas[name],
-                    rule=rule,
-                    damage=self.damage,
-                    protected=grace[name],
-                    generator=generator,
-                )
-            except SelectConvError as error:
-                raise type(error)(f"`{name}`: {error}") from error
-            if plan:
-                plans[name] = plan
-        return AllocationPlan(plans)
-
-    def _protected(self, name: str, epoch: int) -> Tensor | None:
-        """Tell which slots of a layer were re-opened too short a time ago to be closed again."""
-        return epoch - self._opened_at[name] <= self.grace if self.grace else None
-
-    def _smallest_gamma(self, layers: Mapping[str, SelectConvNd], epoch: int) -> float | None:
-        smallest = []
-        for name, layer in layers.items():
-            gamma = layer.smallest_gamma(self.damage, self._protected(name, epoch))
-            if gamma is not None:
-                smallest.append(gamma)
-        return min(smallest, default=None)
-
     def _do(self, plan: AllocationPlan, epoch: int) -> None:
         """Carry a plan out on all copies."""
         self._copies.apply(plan)
         if self._watch is not None:
             self._watch.forget(plan)
         for name, layer_plan in plan:
-            self._opened_at[name][layer_plan.opened] = epoch
+            self._decision.opened_at[name][layer_plan.opened] = epoch
 
     def _agree(
         self, decide: Callable[[], AllocationPlan], generator: torch.Generator

@@ -1,0 +1,129 @@
+"""What an allocator would do at a step: a plan for each layer. Deciding changes nothing."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selectconv.allocate.auto_gamma import AutoGamma
+from selectconv.allocate.budget import Budget
+from selectconv.allocate.closing_queue import StepOptions
+from selectconv.allocate.copies import check_batch_norms
+from selectconv.allocate.watch import Watch
+from selectconv.core.allocation import ReallocRule
+from selectconv.core.layer import SelectConvNd
+from selectconv.core.plan import AllocationPlan
+from selectconv.errors import SelectConvError
+
+_NEVER = -(1 << 40)  # an epoch long before any
+
+
+class Decision:
+    """How an allocator decides: its settings, and when each slot was last re-opened.
+
+    Args:
+        model: without wrappers.
+        layers: its selective layers by name.
+        gamma: the damage level, or the schedule that solves for it.
+        damage: as for `SelectConv2d.ecdm`.
+        rule: how closed slots are re-opened.
+        grace: for so many epochs after it was re-opened, a slot is not closed again.
+        budget: what the model may cost; None: no target.
+        watch: what training steps tell; None: growth by importance.
+
+    Attributes:
+        opened_at: by layer, the epoch in which each slot was last re-opened.
+
+    Raises:
+        ValueError: a schedule for gamma and a budget.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Mapping[str, SelectConvNd],
+        *,
+        gamma: float | AutoGamma,
+        damage: str,
+        rule: ReallocRule,
+        grace: int,
+        budget: Budget | None,
+        watch: Watch | None,
+    ) -> None:
+        if isinstance(gamma, AutoGamma) and budget is not None:
+            raise ValueError(
+                f"`gamma` 'auto' and `{budget.name}` exclude each other: a target solves for gamma "
+                "itself."
+            )
+        self.model = model
+        self.gamma = gamma
+        self.damage = damage
+        self.rule = rule
+        self.grace = grace
+        self.budget = budget
+        self.watch = watch
+        self.opened_at = {
+            name: torch.full((layer.in_channels,), _NEVER, device="cpu")
+            for name, layer in layers.items()
+        }
+
+    def plan(
+        self,
+        layers: Mapping[str, SelectConvNd],
+        closes: bool,
+        reopens: bool,
+        epoch: int,
+        generator: torch.Generator,
+        *,
+        is_scheduled: bool = False,
+    ) -> AllocationPlan:
+        """Plan for these layers; draws from `generator`, changes nothing else.
+
+        Raises:
+            AllocationError, MeanSourceError: as `ChannelAllocator.step`.
+        """
+        check_batch_norms(self.model, layers)
+        if reopens and self.watch is not None:
+            self.watch.check()
+        grace = {name: self.protected(name, epoch) for name in layers}
+        if self.budget is not None and is_scheduled:
+            assert isinstance(self.gamma, float)
+            rule = self.rule if reopens else None
+            options = StepOptions(epoch, self.damage, self.gamma, rule, grace, generator)
+            return self.budget.plan(layers, options)
+        gammas: Mapping[str, Any] = dict.fromkeys(layers)
+        if closes and isinstance(self.gamma, AutoGamma):
+            gammas = self.gamma.solve(layers, epoch, self.damage, grace)
+        elif closes:
+            gammas = dict.fromkeys(layers, self.gamma)
+        plans = {}
+        for name, layer in layers.items():
+            # Weights that do not learn could make nothing of another channel.
+            rule = self.rule if reopens and layer.weight.requires_grad else None
+            try:
+                plan = layer.plan(
+                    gamma=gammas[name],
+                    rule=rule,
+                    damage=self.damage,
+                    protected=grace[name],
+                    generator=generator,
+                )
+            except SelectConvError as error:
+                raise type(error)(f"`{name}`: {error}") from error
+            if plan:
+                plans[name] = plan
+        return AllocationPlan(plans)
+
+    def protected(self, name: str, epoch: int) -> Tensor | None:
+        """Tell which slots of a layer were re-opened too short a time ago to be closed again."""
+        return epoch - self.opened_at[name] <= self.grace if self.grace else None
+
+    def smallest_gamma(self, layers: Mapping[str, SelectConvNd], epoch: int) -> float | None:
+        """Return the smallest gamma at which a step would close a slot that does something."""
+        smallest = []
+        for name, layer in layers.items():
+            gamma = layer.smallest_gamma(self.damage, self.protected(name, epoch))
+            if gamma is not None:
+                smallest.append(gamma)
+        return min(smallest, default=None)

@@ -1,89 +1,96 @@
-"""Train DenseNet-40 plain and selective on a part of Fashion-MNIST, and compare.
+"""Train a small DenseNet plain and selective on a part of Fashion-MNIST, and compare.
 
-    python examples/demo.py [--epochs 4] [--subset 3000] [--out runs/demo]
+    python examples/demo.py [--seed 20] [--out runs/demo]
 
-gamma is 0.05 and re-opened slots get two epochs of grace: at the paper's 0.001 nothing moves in the
-first epochs. So short a training shows how it works, not what it gains.
-Where Fashion-MNIST cannot be had, scikit-learn's 8x8 digits take its place.
+Both runs have the same start, the same images and as many conv weights. They are tested on every
+image that they were not trained on. Other seeds of the same training are in results/demo.
+Where Fashion-MNIST cannot be had, scikit-learn's 8x8 digits show how it works, not what it gains.
 """
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from selectconv.__main__ import main as selectconv
+from selectconv.cli.reproduce import run_grid
 from selectconv.data.registry import fetch_dataset
-from selectconv.errors import DataError
-from selectconv.train.run_folder import ALLOCATION, METRICS, RunFolder
+from selectconv.errors import DataError, SelectConvError
+from selectconv.report.runs.collect import Run, collect
+from selectconv.reproduce.grid import Grid, load_grid
 
-METHODS = ("plain", "select")
+RESULTS = Path(__file__).resolve().parent.parent / "results" / "demo" / "runs"
 
 
-def choose_data(subset: int) -> list[str]:
-    """Choose Fashion-MNIST, or digits where it cannot be had."""
+def choose_grid(seed: int, console: Console) -> Grid:
+    """Choose one seed of the demo's training; digits where Fashion-MNIST cannot be had."""
     try:
         fetch_dataset("fashion-mnist")
     except DataError as error:
-        print(
-            f"Fashion-MNIST is not to be had here ({error}).\nThe demo takes 8x8 digits instead.\n"
-        )
-        return ["--data", "digits", "--batch-size", "64"]
-    sizes = ["--subset", str(subset), "--test-subset", "1000", "--batch-size", "64"]
-    return ["--data", "fashion-mnist", *sizes]
+        console.print(f"Fashion-MNIST cannot be had here ({error}).")
+        console.print("The demo trains on 400 digits instead: so little shows no gain.")
+        return load_grid("demo", "smoke")
+    grid = load_grid("demo", "reduced")
+    chosen = tuple(run for run in grid.runs if run.settings["seed"] == seed)
+    if not chosen:
+        seeds = sorted({run.settings["seed"] for run in grid.runs})
+        raise SystemExit(f"demo: --seed must be from {seeds[0]} to {seeds[-1]}, got {seed}.")
+    return replace(grid, runs=chosen)
 
 
-def compare(folders: dict[str, RunFolder]) -> Table:
+def compare(runs: dict[str, Run]) -> Table:
     """Set the runs side by side."""
-    table = Table(title="The same network, the same images, as many conv weights")
+    table = Table(title="The same network, start and images, and as many conv weights")
     table.add_column("method")
-    heads = ("test error, last epoch", "best epoch", "de-allocated", "re-allocated", "images/s")
-    for head in heads:
+    for head in ("error on unseen images", "loss", "slots moved", "seconds"):
         table.add_column(head, justify="right")
-    for method, folder in folders.items():
-        rows = folder.read(METRICS)
-        layers = [layer for row in folder.read(ALLOCATION) for layer in row["layers"].values()]
-        speeds = sorted(row["images_per_second"] for row in rows)
+    for method, run in runs.items():
+        assert run.holdout is not None
         table.add_row(
             method,
-            f"{rows[-1]['test_error']:.2f} %",
-            f"{min(row['test_error'] for row in rows):.2f} %",
-            str(sum(len(layer["closed"]) for layer in layers)),
-            str(sum(len(layer["opened"]) for layer in layers)),
-            f"{speeds[len(speeds) // 2]:.0f}",
+            f"{run.holdout['error']:.2f} %",
+            f"{run.holdout['loss']:.4f}",
+            str(run.metrics[-1]["moved"]),
+            f"{run.seconds:.0f}",
         )
     return table
 
 
+def count_wins() -> tuple[int, int]:
+    """Count the seeds of results/demo in which select ended below plain, and all of them."""
+    errors: dict[str, dict[int, float]] = {"plain": {}, "select": {}}
+    for run in collect([RESULTS]).runs if RESULTS.is_dir() else ():
+        assert run.holdout is not None
+        errors[run.config.method][run.config.seed] = run.holdout["error"]
+    both = errors["plain"].keys() & errors["select"].keys()
+    return sum(errors["select"][seed] < errors["plain"][seed] for seed in both), len(both)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--subset", type=int, default=3000)
-    parser.add_argument("--out", default="runs/demo")
+    parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument("--out", default="runs/demo", type=Path)
     options = parser.parse_args()
-    if options.epochs < 1 or options.subset < 1:
-        parser.error("--epochs and --subset must be at least 1")
-    print(
-        "DenseNet-40, plain and selective. gamma is 0.05 here: at the paper's 0.001 nothing moves"
-    )
-    print("in the first epochs.\n")
-    data = choose_data(options.subset)
-    folders = {method: RunFolder(Path(options.out) / method) for method in METHODS}
-    for method, folder in folders.items():
-        print(f"\n== {method}")
-        settings = ["--method", method, "--gamma", "0.05", "--grace", "2", "--stop-at", "0.8"]
-        epochs = ["--epochs", str(options.epochs)]
-        code = selectconv(
-            ["train", *data, *settings, *epochs, "--out", str(folder.path), "--overwrite"]
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    try:
+        grid = choose_grid(options.seed, console)
+        run_grid(grid, options.out, jobs=2, console=console)
+    except SelectConvError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    found = collect([options.out / "runs"]).runs
+    names = [run.name for run in grid.runs]
+    console.print()
+    console.print(compare({run.config.method: run for run in found if run.name in names}))
+    wins, seeds = count_wins()
+    if seeds and grid.scale != "smoke":
+        console.print(
+            f"One seed proves little. Of the {seeds} seeds of this training in results/demo, "
+            f"select ended below plain in {wins}."
         )
-        if code:
-            return code
-    print()
-    console = Console(width=None if Console().is_terminal else 110)
-    console.print(compare(folders))
-    print("One seed and a few epochs: a difference of a point or two means nothing here.")
+    console.print(f"Open {options.out / 'report.html'} in a browser to see what moved where.")
     return 0
 
 

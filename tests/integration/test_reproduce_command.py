@@ -100,7 +100,7 @@ def test_a_dry_run_prints_the_grid_and_touches_nothing(table, runs, one, tmp_pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "`reproduce` needs `table`: one of table1, table2, table3, ablation."),
+        ([], "`reproduce` needs `table`: one of table1, table2, table3, ablation, demo."),
         (["tabel1"], "Did you mean 'table1'"),
         (["table1", "--gpus-per-run", "-1"], "`gpus_per_run` must"),
         (["table1", "--scale", "ful"], "Did you mean 'full'"),
@@ -183,7 +183,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_any_work(place, tmp_pat
 
 
 def test_a_done_run_that_is_damaged_is_named_and_fails(grid, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(reproduce, "launch", lambda *arguments: None)
+    monkeypatch.setattr(reproduce, "run_local", lambda *arguments: None)
     run = write_run(tmp_path / "runs" / "p", **grid.runs[0].settings)
     (run / "metrics.jsonl").write_text("")
     assert main(["reproduce", "ablation", "--out", str(tmp_path)]) == 1
@@ -206,7 +206,7 @@ def test_an_interrupted_grid_says_how_to_go_on(grid, tmp_path, monkeypatch, caps
     def interrupt(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(reproduce, "launch", interrupt)
+    monkeypatch.setattr(reproduce, "run_local", interrupt)
     assert main(["reproduce", "ablation", "--out", str(tmp_path / "out")]) == 130
     assert "the same command continues" in capsys.readouterr().err
     assert (tmp_path / "out" / "tables.md").exists()

@@ -64,16 +64,30 @@ def run(options: Namespace) -> int:
     if options.no_run:
         write_report(grid, out, {}, console)
         return 0
+    if options.dry_run:
+        show_plan(grid, find_states(grid, out), out, options.jobs, console)
+        return 0
+    run_grid(
+        grid,
+        out,
+        jobs=options.jobs,
+        console=console,
+        engine=options.engine,
+        gpus_per_run=options.gpus_per_run,
+    )
+    return 0
+
+
+def find_states(grid: Grid, out: Path) -> dict[str, str]:
+    """Return the state of each run.
+
+    Raises:
+        UsageError: a folder holds a run with other settings.
+    """
     try:
-        states = {run.name: find_state(run, out) for run in grid.runs}
+        return {run.name: find_state(run, out) for run in grid.runs}
     except RunError as error:
         raise UsageError(str(error)) from error
-    if options.dry_run:
-        show_plan(grid, states, out, options.jobs, console)
-        return 0
-    with locked(out):
-        carry_out(grid, states, out, options, console)
-    return 0
 
 
 def check_ray() -> None:
@@ -86,15 +100,51 @@ def check_ray() -> None:
         raise UsageError(str(error)) from error
 
 
-def carry_out(
-    grid: Grid, states: dict[str, str], out: Path, options: Namespace, console: Console
+def run_grid(
+    grid: Grid,
+    out: Path,
+    *,
+    jobs: int,
+    console: Console,
+    engine: str = "local",
+    gpus_per_run: float | None = None,
 ) -> None:
     """Carry out the runs that are not done yet, and write the tables.
 
+    Args:
+        grid: the runs.
+        out: folder of the grid; one process at a time works there.
+        jobs: runs at a time.
+        console: where progress is shown.
+        engine: one of `ENGINES`.
+        gpus_per_run: for ray.
+
     Raises:
-        RunError: a run failed.
+        UsageError: a folder holds a run with other settings.
+        RunError: a run failed, or another process works in `out`.
         KeyboardInterrupt: the user interrupted; the tables of what is finished are written.
     """
+    states = find_states(grid, out)
+
+    def launch(left: list[PlannedRun], tell: Callable[[Outcome], None]) -> None:
+        if engine == "ray":
+            from selectconv.reproduce.ray_engine import run_ray
+
+            run_ray(left, out, jobs, tell, gpus_per_run=gpus_per_run)
+        else:
+            run_local(left, out, jobs, tell)
+
+    with locked(out):
+        _carry_out(grid, states, out, console, launch)
+
+
+def _carry_out(
+    grid: Grid,
+    states: Mapping[str, str],
+    out: Path,
+    console: Console,
+    launch: Callable[[list[PlannedRun], Callable[[Outcome], None]], None],
+) -> None:
     console.print(f"{grid.title}. {grid.note}")
     console.print(f"{len(grid.runs)} runs, {list(states.values()).count('done')} done; {out}")
     problems = {run.name: run.problem for run in grid.runs if run.problem is not None}
@@ -112,7 +162,7 @@ def carry_out(
             problems[outcome.name] = outcome.problem
 
     try:
-        launch(left, out, options, tell)
+        launch(left, tell)
     except KeyboardInterrupt:
         write_report(grid, out, problems, console)
         raise KeyboardInterrupt(
@@ -126,18 +176,6 @@ def carry_out(
             f"them again, and {out / LOGS} has their output. To repeat a run that is done but "
             "damaged, delete its folder."
         )
-
-
-def launch(
-    left: list[PlannedRun], out: Path, options: Namespace, tell: Callable[[Outcome], None]
-) -> None:
-    """Hand the runs that are left to the engine."""
-    if options.engine == "ray":
-        from selectconv.reproduce.ray_engine import run_ray
-
-        run_ray(left, out, options.jobs, tell, gpus_per_run=options.gpus_per_run)
-    else:
-        run_local(left, out, options.jobs, tell)
 
 
 def write_report(
@@ -178,7 +216,9 @@ def write_report(
     return known
 
 
-def show_plan(grid: Grid, states: dict[str, str], out: Path, jobs: int, console: Console) -> None:
+def show_plan(
+    grid: Grid, states: Mapping[str, str], out: Path, jobs: int, console: Console
+) -> None:
     """Print the grid with the time that it will take."""
     from selectconv.reproduce.duration import estimate_seconds
     from selectconv.reproduce.local_engine import threads_of

@@ -11,11 +11,14 @@ from rich.console import Console
 from selectconv.__main__ import main
 from selectconv.bench import interleave
 from selectconv.cli.display import Bars, Lines, choose_display
+from selectconv.cli.examples import EXAMPLES, next_commands, show_examples
+from selectconv.cli.main import VERBS, build_parser
+from selectconv.cli.train import read_settings, sections
 from selectconv.core.layer import SelectConv2d
 from selectconv.data.image_set import DatasetInfo
 from selectconv.data.registry import dataset_info
 from selectconv.train import estimate
-from selectconv.train.config import resolve
+from selectconv.train.config import resolve, setting_names
 from selectconv.train.network import build_model
 from selectconv.zoo import list_models
 
@@ -50,9 +53,7 @@ def test_wrong_input_is_one_line_and_code_2(arguments, message, capsys):
     assert message in complaint(capsys)
 
 
-@pytest.mark.parametrize(
-    "verb", [[], ["train"], ["eval"], ["compress"], ["export"], ["data"], ["models"], ["bench"]]
-)
+@pytest.mark.parametrize("verb", [[], *([verb] for verb in VERBS)])
 def test_help_everywhere(verb, capsys):
     with pytest.raises(SystemExit) as ended:
         main([*verb, "--help"])
@@ -169,3 +170,49 @@ def test_a_terminal_gets_a_bar_and_a_line_an_epoch():
 def test_a_log_gets_lines_only():
     config = resolve({"data": "digits"})
     assert type(choose_display(config, Console(file=io.StringIO()))) is Lines
+
+
+@pytest.mark.parametrize("verb", list(VERBS))
+def test_every_help_ends_with_examples_and_shows_each_default_once(verb, capsys):
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    said = capsys.readouterr().out
+    assert said.rstrip().endswith(show_examples(verb))
+    for action in build_parser(verb)._actions:
+        assert (action.help or "").count("default") <= 1, action.dest
+        assert "%(default)" not in (action.help or "")
+
+
+@pytest.mark.parametrize(
+    "command", [command for pairs in EXAMPLES.values() for command, _ in pairs]
+)
+def test_examples_are_accepted(command):
+    _, verb, *words = command.split()
+    options = build_parser(verb).read(words)
+    if verb == "train":
+        resolve(read_settings(options))
+
+
+def test_the_settings_that_people_change_first_come_first():
+    placed = [name for names in sections().values() for name in names]
+    assert sorted(placed) == sorted(setting_names())  # each once, also those that are new
+    assert placed[:6] == ["model", "data", "method", "epochs", "gamma", "seed"]
+
+
+def test_alone_it_says_what_to_begin_with(capsys):
+    assert main([]) == 2
+    said = capsys.readouterr()
+    assert "selectconv train --data digits" in said.out
+    assert len(said.err.strip().splitlines()) == 1
+
+
+def test_what_comes_next_leaves_out_what_needs_test_images():
+    words = next_commands("runs/a", is_tested=True)
+    assert [line.split()[1] for line in words.splitlines()[1:]] == [
+        "eval",
+        "report",
+        "compress",
+        "export",
+    ]
+    assert "runs/a" in words
+    assert "eval" not in next_commands("runs/a", is_tested=False)

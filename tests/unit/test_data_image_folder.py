@@ -76,14 +76,14 @@ def test_take_keeps_files_and_labels_together(folder):
     assert part.labels.tolist() == [1, 0]
 
 
-def test_the_centre_crop_is_that_of_the_shorter_side_at_256():
+def test_thecentre_crop_is_that_of_the_shorter_side_at_256():
     from PIL import Image
 
     # The horizontal position is written into the red channel: 500 wide, 375 high.
     ramp = np.zeros((375, 500, 3), dtype=np.uint8)
     ramp[..., 0] = np.linspace(0, 250, 500)[None]
     ramp[..., 1] = np.linspace(0, 250, 375)[:, None]
-    crop = np.asarray(image_folder._centre_crop(Image.fromarray(ramp), 224)).astype(float)
+    crop = np.asarray(image_folder.centre_crop(Image.fromarray(ramp), 224)).astype(float)
     assert crop.shape == (224, 224, 3)
     # 341x256, so 58 columns and 16 rows fall away at each side.
     columns = (np.arange(224) + 0.5 + 58) / 341 * 250
@@ -97,7 +97,7 @@ def test_crops_of_odd_images_have_the_right_size(size):
     from PIL import Image
 
     image = Image.new("RGB", size)
-    assert image_folder._centre_crop(image, 224).size == (224, 224)
+    assert image_folder.centre_crop(image, 224).size == (224, 224)
     assert image_folder._random_crop(image, 224, random.Random(0)).size == (224, 224)
 
 
@@ -190,7 +190,7 @@ def test_seed_and_epoch_decide(images):
     assert not torch.equal(first, batches(images[0], epoch=1)[0][0])
 
 
-def test_test_batches_are_the_centre_crops_in_order_normalised(images):
+def test_test_batches_are_thecentre_crops_in_order_normalised(images):
     test = images[1]
     found = torch.cat([batch for batch, _ in batches(test, train=False)])
     mean, std = torch.tensor(SMALL.mean).view(3, 1, 1), torch.tensor(SMALL.std).view(3, 1, 1)

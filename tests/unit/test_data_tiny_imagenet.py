@@ -36,9 +36,9 @@ def cache(tmp_path):
 @pytest.fixture
 def decodes(monkeypatch):
     """Counts the files that are decoded."""
-    count, real = [], tiny_imagenet.open_rgb
+    count, real = [], tiny_imagenet.open_image
     monkeypatch.setattr(
-        tiny_imagenet, "open_rgb", lambda *args: (count.append(args[0]), real(*args))[1]
+        tiny_imagenet, "open_image", lambda *args: (count.append(args[0]), real(*args))[1]
     )
     return count
 

@@ -7,7 +7,7 @@ import pytest
 
 from selectconv.bench import data as bench
 from selectconv.data import load_dataset
-from selectconv.data.read.jpeg import open_rgb
+from selectconv.data.read.jpeg import open_image
 from selectconv.errors import DataError, RunError
 from selectconv.extras import import_extra, needing
 from selectconv.report.figures.plots import drawing
@@ -22,7 +22,7 @@ def draw():
     ("module", "call", "package", "error"),
     [
         ("sklearn.datasets", lambda: load_dataset("digits"), "scikit-learn", DataError),
-        ("PIL.Image", lambda: open_rgb("x.jpeg"), "Pillow", DataError),
+        ("PIL.Image", lambda: open_image("x.jpeg"), "Pillow", DataError),
         ("PIL.Image", lambda: bench.bench_data(num_images=256, repeats=1), "Pillow", DataError),
         ("matplotlib", draw, "matplotlib", RunError),
     ],

@@ -103,7 +103,7 @@ def test_every_setting_has_a_flag_and_every_recipe_a_model():
 def test_a_settings_help_follows_from_its_declaration():
     said = {name: describe_setting(name) for name in setting_names()}
     assert said["seed"] == "seed of everything random (default: 0)"
-    assert said["epochs"].endswith("(default: the paper's)")  # differs between data sets
+    assert said["epochs"].endswith("(default: the paper's for the model and data, else 300)")
     assert said["lr"].endswith("(default: 0.1)")  # from the recipes
     assert said["channels_last"].endswith("(default: true)")
     assert "default" not in said["target_macs"]

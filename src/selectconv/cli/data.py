@@ -13,7 +13,13 @@ ACTIONS = ("list", "fetch")
 def add_arguments(parser: Parser) -> None:
     """Add the verb's options."""
     parser.add_argument("action", type=str, help="list or fetch")
-    parser.add_argument("name", type=str | None, nargs="?", default=None, help="data set to fetch")
+    parser.add_argument(
+        "name",
+        type=str | None,
+        nargs="?",
+        default=None,
+        help="data set to fetch or list, or imagefolder:DIR for your own images (default: all)",
+    )
     parser.add_argument(
         "--root", type=str | None, default=None, help="folder to look in, or to fetch into"
     )
@@ -22,21 +28,23 @@ def add_arguments(parser: Parser) -> None:
 def run(options: Namespace) -> int:
     """List or fetch."""
     from selectconv.checks import check_choice
-    from selectconv.data.registry import fetch_dataset, list_datasets
+    from selectconv.data.registry import check_dataset_name, fetch_dataset, list_datasets
 
     check_choice("action", options.action, ACTIONS)
+    if options.name is not None:
+        check_dataset_name(options.name)
     if options.action == "list":
-        _print_list(options.root)
+        _print_list(list_datasets() if options.name is None else [options.name], options.root)
         return 0
     if options.name is None:
         raise UsageError(f"fetch needs a data set: one of {', '.join(list_datasets())}.")
-    folder = fetch_dataset(check_choice("name", options.name, list_datasets()), options.root)
+    folder = fetch_dataset(options.name, options.root)
     print(f"{options.name}: {folder}" if folder else f"{options.name} needs no files.")
     return 0
 
 
-def _print_list(root: str | None) -> None:
-    from selectconv.data.registry import dataset_info, list_datasets
+def _print_list(names: list[str], root: str | None) -> None:
+    from selectconv.data.registry import dataset_info
 
     table = Table()
     for head in ("data set", "title"):
@@ -44,8 +52,8 @@ def _print_list(root: str | None) -> None:
     for head in ("classes", "image", "training", "test"):
         table.add_column(head, justify="right")
     table.add_column("where", overflow="fold")
-    for name in list_datasets():
-        info = dataset_info(name)
+    for name in names:
+        info = dataset_info(name, root=root)
         table.add_row(
             name,
             info.title,

@@ -37,11 +37,17 @@ class Lines:
             closed = sum(map(len, report.deallocated.values()))
             opened = sum(map(len, report.reallocated.values()))
         self.console.print(
-            f"{row['epoch']:5d} {row['train_loss']:12.4f} {row['test_loss']:11.4f}"
-            f" {row['test_error']:10.2f} % {row['images_per_second']:10.0f}"
+            f"{row['epoch']:5d} {row['train_loss']:12.4f} {_tested(row)}"
+            f" {row['images_per_second']:10.0f}"
             f" {closed:9d} / {opened:<6d} {row['moved']:6d} {row['closed']:8d}",
             highlight=False,
         )
+
+
+def _tested(row: dict[str, Any]) -> str:
+    if row["test_error"] is None:  # no test images
+        return f"{'-':>11s} {'-':>12s}"
+    return f"{row['test_loss']:11.4f} {row['test_error']:10.2f} %"
 
 
 class Bars(Lines):

@@ -6,6 +6,7 @@ from jsonargparse import Namespace
 from rich.console import Console
 
 from selectconv.cli.parser import Parser
+from selectconv.errors import UsageError
 
 
 def add_arguments(parser: Parser) -> None:
@@ -22,10 +23,11 @@ def add_arguments(parser: Parser) -> None:
 def run(options: Namespace) -> int:
     """Evaluate."""
     from selectconv.cli.display import Lines
-    from selectconv.data.registry import load_dataset
+    from selectconv.data.registry import describe_lack, load_dataset
     from selectconv.train.evaluation import Evaluation
     from selectconv.train.loop import build_fabric
     from selectconv.train.network import load_run
+    from selectconv.train.run_data import check_same_images
 
     trained = load_run(options.dir, best=options.best)
     config = trained.config
@@ -34,9 +36,12 @@ def run(options: Namespace) -> int:
         options.data_root or config.data_root,
         subset=config.subset,
         test_subset=config.test_subset,
-        image_size=config.image_size,
+        image_size=trained.info.shape[1] if trained.info.classes else config.image_size,
         holdout=options.holdout,
     )
+    if splits.test is None:
+        raise UsageError(f"`eval` needs test images: {describe_lack(splits.info)}")
+    check_same_images(trained.info, splits.info, "shape", remedy="name them with --data-root")
     evaluation = Evaluation(config, build_fabric(config), splits)
     evaluation.wrapped = evaluation.fabric.setup_module(trained.model)
     display = Lines(config, Console())

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import selectconv
+from selectconv.cli.examples import show_examples, show_start
 from selectconv.errors import ConversionError, RunError, SelectConvError, UsageError
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     """Do what the first word says."""
     if not words:
+        print(show_start(), flush=True)
         raise UsageError(f"say what to do: one of {', '.join(VERBS)}.")
     first, *rest = words
     if first == "--version":
@@ -83,7 +85,7 @@ def build_parser(verb: str) -> "Parser":
     module = _load(verb)
     from selectconv.cli.parser import Parser
 
-    parser = Parser(verb, VERBS[verb][1])
+    parser = Parser(verb, VERBS[verb][1], show_examples(verb))
     module.add_arguments(parser)
     return parser
 
@@ -127,6 +129,7 @@ def _describe_verbs() -> str:
             f"  {'-h, --help':{width + 2}}show this help",
             f"  {'--version':{width + 2}}show the version",
             "",
-            "`selectconv VERB --help` lists the options of a verb.",
+            "`selectconv VERB --help` lists the options of a verb, with examples;",
+            "`selectconv` alone says what to begin with.",
         ]
     )

@@ -7,7 +7,6 @@ are refused with the same words; the parser reads them as YAML and looks at noth
 import argparse
 import difflib
 from collections.abc import Sequence
-from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
@@ -20,28 +19,26 @@ class Parser(ArgumentParser):
     Args:
         verb: its name.
         description: what it does, in one line.
+        examples: the end of its help.
     """
 
-    def __init__(self, verb: str, description: str) -> None:
+    def __init__(self, verb: str, description: str, examples: str) -> None:
         self.verb = verb
-        self.flags: list[str] = []
-        self.needed: list[argparse.Action] = []
         super().__init__(
             prog=f"selectconv {verb}",
-            description=description,
+            description=description[0].upper() + description[1:] + ".",
+            epilog=examples,
             exit_on_error=False,
             allow_abbrev=False,
-            formatter_class=argparse.HelpFormatter,  # jsonargparse's repeats types
+            # jsonargparse's repeats types and defaults.
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 
-    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        """Add a flag or a positional argument; both are remembered for messages."""
-        action: argparse.Action = super().add_argument(*names, **options)
-        self.flags += [name for name in action.option_strings if name.startswith("--")]
-        if not action.option_strings and action.required:
-            action.required = False  # `read` says more about what is missing
-            self.needed.append(action)
-        return action
+    @property
+    def flags(self) -> list[str]:
+        """The flags that are accepted."""
+        names = [name for action in self._actions for name in action.option_strings]
+        return [name for name in names if name.startswith("--")]
 
     def read(self, words: Sequence[str]) -> Namespace:
         """Parse the words after the verb.
@@ -53,11 +50,14 @@ class Parser(ArgumentParser):
             flag = word.partition("=")[0].partition(".")[0]  # --model-options.growth_rate=8
             if flag.startswith("--") and flag not in ("--", *self.flags):
                 raise UsageError(self._describe_unknown(flag))
+        needed = [action for action in self._actions if _is_needed(action)]
+        for action in needed:
+            action.required = False  # below, more is said about what is missing
         try:
             options = self.parse_args(words)
         except ArgumentError as error:
             raise UsageError(f"{error}; `{self.prog} --help` lists what is accepted.") from error
-        for action in self.needed:
+        for action in needed:
             if options[action.dest] in (None, []):
                 raise UsageError(f"`{self.verb}` needs `{action.dest}`: {action.help}.")
         return options
@@ -68,6 +68,10 @@ class Parser(ArgumentParser):
         accepted = f"accepted are {', '.join(sorted(self.flags))}."
         hint = f"did you mean {names[near[0]]}?" if near else accepted
         return f"unknown setting {flag!r}; {hint}"
+
+
+def _is_needed(action: argparse.Action) -> bool:
+    return not action.option_strings and action.required
 
 
 def check_whole(options: Namespace, name: str, least: int) -> None:

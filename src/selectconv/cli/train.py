@@ -1,6 +1,7 @@
 """`selectconv train`: one run, from its settings to its folder."""
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import yaml
 from jsonargparse import Namespace, get_loader
 from rich.console import Console
 
+from selectconv.cli.examples import next_commands
 from selectconv.cli.parser import Parser
 from selectconv.errors import DataError, RunError, SelectConvError, UsageError
 from selectconv.train.config import (
@@ -28,29 +30,67 @@ from selectconv.train.run_folder import CHECKPOINT, CONFIG, RunFolder
 # What the parser looks at: texts are taken as they are, everything else is read as YAML.
 _ACCEPTED: dict[type, Any] = {str: str | None, dict: dict[str, Any] | str | None}
 
+# The titles of `--help`, and what stands under them.
+_RUN, _SELECTION = "the run", "how channels are selected"
+_SECTIONS = {
+    "what people change first": ["model", "data", "method", "epochs", "gamma", "seed"],
+    _RUN: ["data_root", "holdout"],
+    _SELECTION: ["grace", "stop_at", "top_k", "max_copies", "damage"],
+    "a network of a set cost": ["target_macs", "target_params"],
+    "the optimizer": ["batch_size", "lr", "momentum", "weight_decay", "shift_weight_decay"],
+    "smaller experiments": ["subset", "test_subset", "image_size", "model_options"],
+    "the machine": ["device", "precision", "compile", "channels_last"],
+    "baselines of compression": ["group_lasso", "bn_sparsity"],
+}
+
 
 def add_arguments(parser: Parser) -> None:
-    """Add one flag per setting, and those of the command."""
-    parser.add_argument(
+    """Add one flag per setting, those that people change first on top, and the command's own."""
+    types = setting_types()
+    for title, names in sections().items():
+        section = parser.add_argument_group(title)
+        for name in names:
+            kind = types[name]
+            more: dict[str, Any] = {"nargs": "?", "const": True} if kind is bool else {}
+            more["metavar"] = "true|false" if kind is bool else name.rpartition("_")[2].upper()
+            flag, accepted = "--" + name.replace("_", "-"), _ACCEPTED.get(kind, Any)
+            words = describe_setting(name)
+            section.add_argument(flag, type=accepted, default=None, help=words, **more)
+        if title == _RUN:
+            _add_of_run(section)
+
+
+def sections() -> dict[str, list[str]]:
+    """Return the settings under the titles of the help; a new one goes by its group."""
+    placed = {name for names in _SECTIONS.values() for name in names}
+    new = [name for name in setting_names() if name not in placed]
+    selection = setting_names("selection")
+    return {
+        title: [
+            *names,
+            *(name for name in new if title == (_SELECTION if name in selection else _RUN)),
+        ]
+        for title, names in _SECTIONS.items()
+    }
+
+
+def _add_of_run(section: Any) -> None:
+    """Add the flags that are not settings of the training."""
+    section.add_argument(
         "--config",
         type=str,
         action="append",
         default=[],
-        help="YAML file with any of the settings below, which win over it",
+        help="YAML file with any of these settings; flags win over it",
     )
-    for name, kind in setting_types().items():
-        more: dict[str, Any] = {"nargs": "?", "const": True} if kind is bool else {}
-        flag = "--" + name.replace("_", "-")
-        accepted = _ACCEPTED.get(kind, Any)
-        parser.add_argument(flag, type=accepted, default=None, help=describe_setting(name), **more)
-    parser.add_argument(
+    section.add_argument(
         "--out", type=str | None, default=None, help="folder of the run (default: runs/NAME)"
     )
-    parser.add_argument("--resume", action="store_true", help="continue the run in --out")
-    parser.add_argument(
+    section.add_argument("--resume", action="store_true", help="continue the run in --out")
+    section.add_argument(
         "--overwrite", action="store_true", help="delete the run in --out, and start again"
     )
-    parser.add_argument(
+    section.add_argument(
         "--dry-run", action="store_true", help="print the plan of the run, and stop"
     )
 
@@ -128,10 +168,14 @@ def run(options: Namespace) -> int:
         if not (folder / CHECKPOINT).exists():
             folder.start(config.to_dict())
         last = carry_out(config, folder, console, resume=options.resume)
-    console.print(
-        f"done: test error {last['test_error']:.2f} % at the last epoch; see {folder.path}",
-        highlight=False,
-    )
+    result = f"train loss {last['train_loss']:.4f}, no test images"
+    if last["test_error"] is not None:
+        result = f"test error {last['test_error']:.2f} %"
+    console.print(f"done: {result} at the last epoch; see {folder.path}", highlight=False)
+    if console.is_terminal:
+        is_tested = last["test_error"] is not None
+        words = next_commands(shlex.quote(str(folder.path)), is_tested=is_tested)
+        console.print(words, highlight=False, markup=False)
     return 0
 
 

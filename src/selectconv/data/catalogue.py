@@ -30,7 +30,7 @@ class Entry:
     info: DatasetInfo
     places: tuple[str, ...]
     files: tuple[str, ...]
-    read: Callable[[Path, DatasetInfo], tuple[Images, Images]]
+    read: Callable[[Path, DatasetInfo], tuple[Images, Images | None]]
     wanted: str
     suffixes: tuple[str, ...] = ("",)
 

@@ -29,6 +29,7 @@ class DatasetInfo:
         flip: random horizontal flips in training.
         mean: per channel, of the training set, for pixels in [0, 1].
         std: likewise, over all pixels of the training set.
+        classes: their names by label, where the images are the user's own.
     """
 
     name: str
@@ -41,6 +42,7 @@ class DatasetInfo:
     flip: bool
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         channels = self.shape[0]

@@ -5,13 +5,14 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from selectconv.checks import check_choice, check_count
+from selectconv.checks import check_choice, check_count, suggest
 from selectconv.data.catalogue import ENTRIES, Entry, Images
 from selectconv.data.image_set import DatasetInfo, subset_index
 from selectconv.data.image_size import shrink_images, shrunk_info
 from selectconv.data.obtain.places import search_roots
 from selectconv.data.obtain.sources import ARCHIVES, DOWNLOADS, fetch_into
-from selectconv.errors import DataError
+from selectconv.data.read.own_images import PREFIX, describe_images, own_folder, read_images
+from selectconv.errors import DataError, UsageError
 from selectconv.files import cache_folder
 
 __all__ = [
@@ -19,11 +20,15 @@ __all__ = [
     "Images",
     "Splits",
     "cache_folder",
+    "check_amounts",
+    "check_dataset_name",
     "dataset_info",
+    "describe_lack",
     "fetch_dataset",
     "find_dataset",
     "list_datasets",
     "load_dataset",
+    "own_folder",
     "where_to_look",
 ]
 
@@ -37,14 +42,14 @@ class Splits:
     Attributes:
         info: what is known about it.
         train: the training images.
-        test: the test images.
+        test: the test images; None: one's own images have none.
         holdout: every image that is not trained on, in parts: the training images outside the
             subset, then all test images. Empty unless it was asked for.
     """
 
     info: DatasetInfo
     train: Images
-    test: Images
+    test: Images | None
     holdout: tuple[Images, ...] = ()
 
 
@@ -58,26 +63,55 @@ def list_datasets() -> list[str]:
     return list(ENTRIES)
 
 
-def dataset_info(name: str, image_size: int | None = None) -> DatasetInfo:
+def check_dataset_name(name: object) -> str:
+    """Return the name of a data set: one of `list_datasets()`, or `imagefolder:DIR`.
+
+    Raises:
+        ValueError: another name; the nearest one is named.
+    """
+    if isinstance(name, str) and own_folder(name) is not None:
+        return name
+    if name not in list_datasets():
+        names = [*list_datasets(), f"{PREFIX}DIR"]
+        raise ValueError(
+            f"`data` must be one of {', '.join(names)}; got {name!r}.{suggest(str(name), names)}"
+        )
+    return str(name)
+
+
+def dataset_info(
+    name: str, image_size: int | None = None, root: Path | str | None = None
+) -> DatasetInfo:
     """Return what is known about a data set, without looking for it.
 
+    One's own images, which nothing is known about beforehand, are listed.
+
     Args:
-        name: one of `list_datasets()`.
+        name: one of `list_datasets()`, or `imagefolder:DIR`.
         image_size: as for `load_dataset`.
+        root: what a relative DIR is relative to; None: the current folder.
 
     Raises:
         TypeError, ValueError: unknown name; the nearest one is named. A size that is not accepted.
+            A DIR that is not there.
+        DataError: a folder of one's own images cannot be read.
 
     Example:
         >>> dataset_info("cifar10").shape
         (3, 32, 32)
     """
+    if own_folder(name) is not None:
+        return _entry(name, root, image_size).info
     info = _entry(name).info
     return info if image_size is None else shrunk_info(info, image_size)
 
 
-def _entry(name: str) -> Entry:
-    return ENTRIES[check_choice("name", name, list_datasets())]
+def _entry(name: str, root: Path | str | None = None, image_size: int | None = None) -> Entry:
+    folder = own_folder(name, root)
+    if folder is None:
+        return ENTRIES[check_choice("name", name, list_datasets())]
+    info = describe_images(name, folder, image_size)
+    return Entry(info, (), (), lambda _, info: read_images(folder, info), "your images")
 
 
 def where_to_look(name: str, root: Path | str | None = None) -> list[Path]:
@@ -112,6 +146,9 @@ def find_dataset(name: str, root: Path | str | None = None) -> Path | None:
         ValueError: unknown name.
         DataError: a folder has only some of the files.
     """
+    own = own_folder(name, root)
+    if own is not None:
+        return own if own.is_dir() else None
     entry = _entry(name)
     for base in search_roots(root):
         for place in entry.places:
@@ -151,9 +188,9 @@ def fetch_dataset(name: str, root: Path | str | None = None) -> Path | None:
         ValueError: unknown name.
         DataError: it is not available; the error says what to put where.
     """
-    entry = _entry(name)
+    entry = _entry(name, root)
     if not entry.places:
-        return None
+        return find_dataset(name, root) if own_folder(name) is not None else None
     found = _unpacked(name, root)
     if found is not None:
         return found
@@ -181,22 +218,27 @@ def load_dataset(
     """Return the images of a data set.
 
     Args:
-        name: one of `list_datasets()`.
+        name: one of `list_datasets()`, or `imagefolder:DIR` for one's own images: DIR has `train`
+            and `test`, each with one folder per class.
         root: exclusive: nothing else is searched, nothing is fetched. None: the known places
             (`where_to_look`) are searched, and what is missing is fetched into the cache.
+            A relative DIR is relative to it.
         fetch: whether to fetch what is missing.
         subset: how many training images to use: the first of a permutation that depends on nothing
             but the data set (`subset_index`). None: all.
         test_subset: likewise for the test images.
-        image_size: the height and width to shrink the images to; it must divide theirs.
+        image_size: the height and width to shrink the images to; it must divide theirs. One's own
+            images may be resized to any.
         holdout: return the images that are not trained on, too.
 
     Returns:
-        In memory (`ImageSet`), for ImageNet as files (`ImageFolder`).
+        In memory (`ImageSet`), for ImageNet and for large images of one's own as files
+        (`ImageFolder`).
 
     Raises:
         TypeError, ValueError: unknown name (the nearest one is named), a subset that is not
             a number from 1 to the size of the set, or an image size that is not accepted.
+        UsageError: one's own images have no `test`, and `holdout` or `test_subset` asks for it.
         DataError: the data is not available, or damaged; the error says which file, or what to
             put where.
 
@@ -205,18 +247,45 @@ def load_dataset(
         Traceback (most recent call last):
         ValueError: `name` must be one of ... Did you mean 'cifar10'?
     """
-    entry = _entry(name)
-    _check_subset("subset", subset, entry.info.num_train, name)  # before anything is read
-    _check_subset("test_subset", test_subset, entry.info.num_test, name)
-    info = dataset_info(name, image_size)
+    entry = _entry(name, root, image_size)
+    own = own_folder(name) is not None
+    info = entry.info if own else dataset_info(name, image_size)
+    check_amounts(info, subset, test_subset, holdout=holdout)  # before anything is read
     train, test = entry.read(_have(entry, root, fetch), entry.info)
-    _warn_if_incomplete(entry.info, len(train), len(test))
+    _warn_if_incomplete(entry.info, len(train), 0 if test is None else len(test))
+    if test is None:
+        return Splits(info, _take("subset", train, subset, name), None)
     parts = [_take("subset", train, subset, name), _take("test_subset", test, test_subset, name)]
     if holdout:
         parts += [*_leave("subset", train, subset, name), test]
-    if image_size is not None:
+    if image_size is not None and not own:
         parts = [shrink_images(images, image_size) for images in parts]
     return Splits(info, parts[0], parts[1], tuple(parts[2:]))
+
+
+def check_amounts(
+    info: DatasetInfo,
+    subset: int | None = None,
+    test_subset: int | None = None,
+    *,
+    holdout: bool = False,
+) -> None:
+    """Check that a data set has as many images as are asked for.
+
+    Raises:
+        TypeError, ValueError: it does not.
+        UsageError: it has no test images at all, and they are asked for.
+    """
+    for name, asked in (("holdout", holdout), ("test_subset", test_subset)):
+        if asked and not info.num_test:
+            raise UsageError(f"`{name}` needs test images: {describe_lack(info)}")
+    _check_subset("subset", subset, info.num_train, info.name)
+    _check_subset("test_subset", test_subset, info.num_test, info.name)
+
+
+def describe_lack(info: DatasetInfo) -> str:
+    """Say that one's own images have no test images, and where to put some."""
+    return f"{info.name} has no folder test, with one folder of images per class as in train."
 
 
 def _warn_if_incomplete(info: DatasetInfo, num_train: int, num_test: int) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import torch
 
-from selectconv.data.registry import dataset_info
 from selectconv.deploy.cost import count_macs
 from selectconv.reproduce.grid import PlannedRun
 from selectconv.train.estimate import count_images, seconds_per_image
 from selectconv.train.network import build_plain
+from selectconv.train.run_data import describe_data
 
 
 def estimate_seconds(runs: Iterable[PlannedRun], threads: int) -> dict[str, float]:
@@ -39,12 +39,12 @@ def _estimate(runs: Iterable[PlannedRun]) -> dict[str, float]:
         if run.problem is not None:
             continue
         config = run.config
-        info = dataset_info(config.data, config.image_size)
+        info = describe_data(config)
         macs = count_macs(build_plain(config, info), info.shape)
         key = (config.model, str(config.model_options), config.method)
         if key not in timed:
             timed[key] = seconds_per_image(config, info) / macs
-        estimates[run.name] = start + timed[key] * macs * count_images(config)
+        estimates[run.name] = start + timed[key] * macs * count_images(config, info)
     return estimates
 
 

@@ -19,7 +19,7 @@ from selectconv.train.settings import (
     Setting,
     choice,
     damage_names,
-    dataset_names,
+    dataset_name,
     declaration,
     default_of,
     fraction,
@@ -58,8 +58,9 @@ class TrainConfig:
         default={},
     )
     data: str = setting(
-        "data set; `selectconv data list` lists them",
-        choice(dataset_names),
+        "data set (`selectconv data list` lists them), or imagefolder:DIR for your own images: "
+        "DIR has train/ and test/, each with one folder per class",
+        dataset_name,
         group="task",
         default="cifar10",
     )
@@ -158,7 +159,10 @@ class TrainConfig:
         "test on this many images (default: all)", optional(whole(1)), default=None
     )
     image_size: int | None = setting(
-        "shrink the images to this height and width", optional(whole(1)), default=None
+        "shrink the images to this height and width (imagefolder: resize; default: the first "
+        "image's, at most 224)",
+        optional(whole(1)),
+        default=None,
     )
     holdout: bool = setting(
         "after the last epoch, test on every image that was not trained on: holdout.json",
@@ -187,16 +191,14 @@ class TrainConfig:
         self._check_method()
 
     def _check_images(self) -> None:
-        """Check that the data set has as many images as are asked for."""
-        from selectconv.data.registry import dataset_info
+        """Check that the data set has as many images as are asked for.
 
-        info = dataset_info(self.data, self.image_size)
-        for name, most in (("subset", info.num_train), ("test_subset", info.num_test)):
-            if (getattr(self, name) or 0) > most:
-                raise ValueError(
-                    f"`{name}` must be at most {most:,}, the images of {self.data}; "
-                    f"got {getattr(self, name):,}."
-                )
+        One's own are counted when they are read: a run's settings are valid wherever it is read.
+        """
+        from selectconv.data.registry import check_amounts, dataset_info, own_folder
+
+        if own_folder(self.data) is None:
+            check_amounts(dataset_info(self.data, self.image_size), self.subset, self.test_subset)
 
     def _check_method(self) -> None:
         """Check what the method asks of the other settings."""
@@ -247,7 +249,8 @@ class TrainConfig:
     @property
     def run_name(self) -> str:
         """A name for the run's folder."""
-        return as_file_name(f"{self.model}-{self.data}-{self.method}-{self.seed}")
+        data = self.data.removeprefix("imagefolder:").rstrip("/").rpartition("/")[2]
+        return as_file_name(f"{self.model}-{data}-{self.method}-{self.seed}")
 
     def lr_at(self, step: int, steps: int) -> float:
         """Compute the learning rate of a step: a cosine from `lr` to 0 over the whole training."""
@@ -289,12 +292,13 @@ def setting_types() -> dict[str, type]:
 def describe_setting(name: str) -> str:
     """Return a setting's line of help, with its default."""
     recipes = _recipes()
-    varies = any(name in part for key in ("data", "model") for part in recipes[key].values())
-    default = "the paper's" if varies else recipes["common"].get(name, _defaults().get(name))
+    default = recipes["common"].get(name, _defaults().get(name))
     if default in (None, {}):
         return declared_settings()[name].help
     shown = f"{default:g}" if isinstance(default, float) else str(default)
     shown = shown.lower() if isinstance(default, bool) else shown
+    if any(name in part for key in ("data", "model") for part in recipes[key].values()):
+        shown = f"the paper's for the model and data, else {shown}"
     return f"{declared_settings()[name].help} (default: {shown})"
 
 

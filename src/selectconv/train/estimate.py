@@ -15,11 +15,12 @@ from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers
 from selectconv.core.plan import LayerPlan
 from selectconv.data.image_set import DatasetInfo
-from selectconv.data.registry import dataset_info
+from selectconv.data.registry import check_amounts
 from selectconv.deploy.cost import count_macs, count_params
 from selectconv.train.config import TrainConfig
 from selectconv.train.loop import build_optimizer
 from selectconv.train.network import build_model, build_plain
+from selectconv.train.run_data import describe_data
 
 # Most multiply-adds of a timed forward pass: seconds even for the largest network.
 _MOST_MACS = 5e9
@@ -33,15 +34,18 @@ _MAX_SHIFT = 1.5
 
 def announce(config: TrainConfig, folder: Path, console: Console) -> None:
     """Print a run's plan: network, data, steps, selection, and the time it will take."""
-    info = dataset_info(config.data, config.image_size)
+    info = describe_data(config)
+    check_amounts(info, config.subset, config.test_subset, holdout=config.holdout)
     train_images = min(config.subset or info.num_train, info.num_train)
-    test_images = min(config.test_subset or info.num_test, info.num_test)
-    seconds = seconds_per_image(config, info) * count_images(config)
+    seconds = seconds_per_image(config, info) * count_images(config, info)
     table = Table.grid(padding=(0, 2))
     parameters = count_params(build_model(config, info))
     images = "x".join(map(str, info.shape))
     table.add_row("network", f"{config.model}, {parameters:,} parameters")
-    table.add_row("data", f"{config.data}, {train_images:,} / {test_images:,} images of {images}")
+    test_images = f"{min(config.test_subset or info.num_test, info.num_test):,} test images"
+    if not info.num_test:
+        test_images = "no test images: no error is measured"
+    table.add_row("data", f"{config.data}, {train_images:,} training and {test_images}, {images}")
     table.add_row("method", describe_method(config))
     steps = -(-train_images // config.batch_size)
     table.add_row(
@@ -56,9 +60,8 @@ def announce(config: TrainConfig, folder: Path, console: Console) -> None:
     console.print(table, highlight=False)
 
 
-def count_images(config: TrainConfig) -> float:
+def count_images(config: TrainConfig, info: DatasetInfo) -> float:
     """Count the images of a run, those of tests as the part of a training image that they cost."""
-    info = dataset_info(config.data)
     train = min(config.subset or info.num_train, info.num_train)
     tested = config.epochs * min(config.test_subset or info.num_test, info.num_test)
     if config.holdout:

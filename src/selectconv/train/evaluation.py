@@ -51,10 +51,14 @@ class Evaluation:
                 "processes: each takes an equal part of every batch."
             )
         self.splits = splits
-        self.test_loader = self.build_loader(splits.test, train=False)
+        self.test_loader: Loader | None = None
+        if splits.test is not None:
+            self.test_loader = self.build_loader(splits.test, train=False)
 
-    def evaluate(self, display: Display, epoch: int) -> tuple[float, float]:
-        """Compute the test loss and the test error in per cent."""
+    def evaluate(self, display: Display, epoch: int) -> tuple[float | None, float | None]:
+        """Compute the test loss and the test error in per cent; None without test images."""
+        if self.test_loader is None:
+            return None, None
         loss, error, _ = self._test([self.test_loader], display, epoch, "test")
         return loss, error
 

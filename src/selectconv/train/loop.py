@@ -24,6 +24,7 @@ from selectconv.train.checkpoint import load_checkpoint, save_checkpoint, save_w
 from selectconv.train.config import TrainConfig
 from selectconv.train.evaluation import Display, Evaluation
 from selectconv.train.network import build_model, in_layout
+from selectconv.train.run_data import check_same_images, record_data, run_data
 from selectconv.train.run_folder import (
     ALLOCATION,
     BEST,
@@ -214,7 +215,11 @@ def train(
         )
     state = None
     if resume and (folder / CHECKPOINT).exists():
+        before = run_data(folder.path, config)
+        check_same_images(before, splits.info, "num_train", "num_test", "shape")
         state = load_checkpoint(folder / CHECKPOINT)
+    elif fabric.global_rank == 0:
+        record_data(folder, splits.info)
     try:
         _run_epochs(Training(config, fabric, splits, state), folder, display)
     except RuntimeError as error:
@@ -234,8 +239,9 @@ def _run_epochs(training: Training, folder: RunFolder, display: Display) -> None
     writer = _tensorboard(folder, training.next_epoch) if is_first else None
     for epoch in range(training.next_epoch, training.config.epochs):
         row, report = training.run_epoch(epoch, display)
-        is_best = row["test_error"] < training.best_error
-        training.best_error = min(training.best_error, row["test_error"])
+        is_best = row["test_error"] is not None and row["test_error"] < training.best_error
+        if is_best:
+            training.best_error = row["test_error"]
         if is_first:
             folder.append(METRICS, row)
             if report:
@@ -249,7 +255,8 @@ def _run_epochs(training: Training, folder: RunFolder, display: Display) -> None
             save_checkpoint(folder / CHECKPOINT, training.state(epoch))
         if writer is not None:
             for name, value in row.items():
-                writer.add_scalar(name, value, epoch)
+                if value is not None:  # without test images
+                    writer.add_scalar(name, value, epoch)
             writer.flush()
         display.epoch_done(row, report)
     if writer is not None:

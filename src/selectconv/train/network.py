@@ -9,10 +9,10 @@ from torch import nn
 
 from selectconv.conversion.convert import convert
 from selectconv.data.image_set import DatasetInfo
-from selectconv.data.registry import dataset_info
 from selectconv.errors import RunError, UsageError
 from selectconv.train.checkpoint import load_weights
 from selectconv.train.config import TrainConfig, resolve
+from selectconv.train.run_data import run_data
 from selectconv.train.run_folder import BEST, LAST, RunFolder
 from selectconv.zoo import create_model
 from selectconv.zoo.external import build_external, is_external
@@ -75,9 +75,12 @@ def load_run(path: str | Path, *, best: bool = False) -> TrainedRun:
     except RunError as error:
         raise UsageError(str(error)) from error
     weights = folder / (BEST if best else LAST)
+    info = run_data(folder.path, config)
     if not weights.exists():
-        raise UsageError(f"there is no {weights}: the run has not finished an epoch yet.")
-    info = dataset_info(config.data, config.image_size)
+        why = "the run has not finished an epoch yet."
+        if best and (folder / LAST).exists():
+            why = "without test images no epoch is the best; leave out --best."
+        raise UsageError(f"there is no {weights}: {why}")
     return TrainedRun(config, info, weights, load_network(config, info, weights))
 
 
@@ -102,8 +105,7 @@ def in_layout(model: nn.Module, config: TrainConfig) -> nn.Module:
 
 def _build_of_zoo(config: TrainConfig, info: DatasetInfo) -> nn.Module:
     options: dict[str, Any] = {
-        # The stem that fits the images.
-        "stem": {"tiny-imagenet": "tiny", "imagenet": "imagenet"}.get(config.data, "cifar"),
+        "stem": _stem_for(info),
         # De-allocation alone needs no shifts (the parameter counts of Table 2).
         "realloc": "none" if config.method_info.only_closes else "pointwise",
         **config.method_info.network_options,
@@ -116,6 +118,14 @@ def _build_of_zoo(config: TrainConfig, info: DatasetInfo) -> nn.Module:
         selective=config.is_selective,
         **options,
     )
+
+
+def _stem_for(info: DatasetInfo) -> str:
+    """Return the stem that fits the images: the paper's for 32, 64 and 224 pixels."""
+    size = info.shape[1]
+    if info.classes:  # one's own, of any size
+        return "cifar" if size < 48 else "tiny" if size < 112 else "imagenet"
+    return {"tiny-imagenet": "tiny", "imagenet": "imagenet"}.get(info.name, "cifar")
 
 
 def _build_external(config: TrainConfig, info: DatasetInfo) -> nn.Module:

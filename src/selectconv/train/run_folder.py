@@ -20,10 +20,10 @@ CONFIG, ENVIRONMENT, STATUS = "config.yaml", "env.json", "status.json"
 METRICS, ALLOCATION = "metrics.jsonl", "allocation.jsonl"
 CHECKPOINT, PREVIOUS = "last.ckpt", "previous.ckpt"
 LAST, BEST = "last.safetensors", "best.safetensors"
-HOLDOUT, GAINS, TENSORBOARD = "holdout.json", "gains.json", "tensorboard"
+HOLDOUT, GAINS, IMAGES, TENSORBOARD = "holdout.json", "gains.json", "images.json", "tensorboard"
 _OWN = (
     CONFIG, ENVIRONMENT, STATUS, METRICS, ALLOCATION, CHECKPOINT, PREVIOUS, LAST, BEST, HOLDOUT,
-    GAINS, DIGESTS, TENSORBOARD,
+    GAINS, IMAGES, DIGESTS, TENSORBOARD,
 )  # fmt: skip
 _LOCK_FILES = (LOCK, HOLDER)
 

@@ -149,11 +149,11 @@ def model_name(name: str, value: Any) -> None:
     check_model_name(value)
 
 
-def dataset_names() -> list[str]:
-    """Return the data sets that a run can name."""
-    from selectconv.data.registry import list_datasets
+def dataset_name(name: str, value: Any) -> None:
+    """Accept data sets by name, and folders of images."""
+    from selectconv.data.registry import check_dataset_name
 
-    return list_datasets()
+    check_dataset_name(value)
 
 
 def growth_names() -> Collection[str]:

@@ -1,9 +1,9 @@
-"""ImageNet: image files in one folder per class, and their crops."""
+"""Image files in one folder per class (ImageNet, or one's own), and their crops."""
 
 import math
 import os
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from selectconv.data.image_set import DatasetInfo
-from selectconv.data.read.jpeg import import_pillow, open_rgb
+from selectconv.data.read.jpeg import import_pillow, open_image
 from selectconv.errors import DataError
 
 FILES = ("train", "val")
-_SUFFIXES = (".jpeg", ".jpg", ".png")
+SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 # Training: a crop of this share of the area and this aspect ratio ("Going deeper", Szegedy et al.).
 _SCALE = (0.08, 1.0)
 _RATIO = (3 / 4, 4 / 3)
@@ -44,6 +44,7 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
             copied into every worker.
         labels: int64 (N,).
         size: height and width of the result.
+        channels: 3 (colour) or 1 (grayscale).
     """
 
     root: Path
@@ -51,19 +52,20 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
     names: np.ndarray
     labels: Tensor
     size: int
+    channels: int = 3
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __getitem__(self, key: Key) -> tuple[Tensor, int]:
         index, seed = key if isinstance(key, tuple) else (key, None)
-        image = open_rgb(self.path(index))
+        image = open_image(self.path(index), channels=self.channels)
         if seed is None:
-            image = _centre_crop(image, self.size)
+            image = centre_crop(image, self.size)
         else:
             image = _random_crop(image, self.size, random.Random(seed))
-        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
-        return pixels, int(self.labels[index])
+        pixels = torch.from_numpy(np.array(image)).view(self.size, self.size, self.channels)
+        return pixels.permute(2, 0, 1).contiguous(), int(self.labels[index])
 
     def path(self, index: int) -> Path:
         """Return the file of image `index`."""
@@ -72,9 +74,7 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
 
     def take(self, index: Tensor) -> "ImageFolder":
         """Return the images at `index` (int64), in that order."""
-        return ImageFolder(
-            self.root, self.classes, self.names[index.numpy()], self.labels[index], self.size
-        )
+        return replace(self, names=self.names[index.numpy()], labels=self.labels[index])
 
 
 def read_image_folder(folder: Path, info: DatasetInfo) -> tuple[ImageFolder, ImageFolder]:
@@ -85,35 +85,52 @@ def read_image_folder(folder: Path, info: DatasetInfo) -> tuple[ImageFolder, Ima
     Raises:
         DataError: a folder is missing or not what it should be.
     """
-    classes = _list_classes(folder / "train")
+    classes = list_classes(folder / "train")
     if not 0 < len(classes) <= info.num_classes:
         raise DataError(
             f"{folder / 'train'} has {len(classes):,} class folders, wanted {info.num_classes:,}."
         )
-    train = _list_images(folder / "train", classes, info.shape[1])
-    val_classes = _list_classes(folder / "val")
-    if not val_classes:
+    train = list_images(folder / "train", classes, info.shape)
+    return train, list_test(folder / "val", classes, info.shape)
+
+
+def list_test(folder: Path, classes: tuple[str, ...], shape: tuple[int, int, int]) -> ImageFolder:
+    """Return the images of a folder whose classes must be among those of training.
+
+    Raises:
+        DataError: it has no class folders, or one that training does not have.
+    """
+    found = list_classes(folder)
+    if not found:
         raise DataError(
-            f"{folder / 'val'} has no class folders: sort its images into one folder per class, "
+            f"{folder} has no class folders: sort its images into one folder per class, "
             "named as in train."
         )
-    strange = sorted(set(val_classes) - set(classes))
+    strange = sorted(set(found) - set(classes))
     if strange:
-        raise DataError(
-            f"{folder / 'val'} has the class {strange[0]!r}, which train does not have."
-        )
-    test = _list_images(folder / "val", classes, info.shape[1])
-    return train, test
+        raise DataError(f"{folder} has the class {strange[0]!r}, which train does not have.")
+    return list_images(folder, classes, shape)
 
 
-def _list_classes(folder: Path) -> tuple[str, ...]:
+def list_classes(folder: Path) -> tuple[str, ...]:
+    """Return the sorted names of the class folders; hidden folders are none.
+
+    Raises:
+        DataError: the folder cannot be read.
+    """
     try:
-        return tuple(sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()))
+        found = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
     except OSError as error:
         raise DataError(f"{folder} cannot be read: {error.strerror or error}.") from error
+    return tuple(sorted(name for name in found if not name.startswith(".")))
 
 
-def _list_images(folder: Path, classes: tuple[str, ...], size: int) -> ImageFolder:
+def list_images(folder: Path, classes: tuple[str, ...], shape: tuple[int, int, int]) -> ImageFolder:
+    """Return the images of some class folders, as (C, H, W) of `shape`.
+
+    Raises:
+        DataError: a folder cannot be read, or there are no images.
+    """
     names: list[bytes] = []
     counts: list[int] = []
     for name in classes:
@@ -121,7 +138,7 @@ def _list_images(folder: Path, classes: tuple[str, ...], size: int) -> ImageFold
             found = sorted(
                 os.fsencode(entry.name)
                 for entry in os.scandir(folder / name)
-                if entry.name.lower().endswith(_SUFFIXES)
+                if entry.name.lower().endswith(SUFFIXES) and not entry.name.startswith(".")
             )
         except FileNotFoundError:
             found = []  # a part of `val` need not show every class
@@ -133,15 +150,16 @@ def _list_images(folder: Path, classes: tuple[str, ...], size: int) -> ImageFold
         counts.append(len(found))
     if folder.name == "train" and not all(counts):
         empty = classes[counts.index(0)]
-        raise DataError(f"{folder / empty} has no images ({', '.join(_SUFFIXES)}).")
+        raise DataError(f"{folder / empty} has no images ({', '.join(SUFFIXES)}).")
     if not names:
-        raise DataError(f"{folder} has no images ({', '.join(_SUFFIXES)}).")
+        raise DataError(f"{folder} has no images ({', '.join(SUFFIXES)}).")
     labels = torch.repeat_interleave(torch.arange(len(classes)), torch.tensor(counts))
-    return ImageFolder(folder, classes, np.array(names), labels, size)
+    return ImageFolder(folder, classes, np.array(names), labels, shape[1], shape[0])
 
 
-def _centre_crop(image: Any, size: int) -> Any:
-    shorter = round(size * _TEST_RESIZE)
+def centre_crop(image: Any, size: int, *, margin: float = _TEST_RESIZE) -> Any:
+    """Return the middle of an image whose shorter side was resized to `margin * size`."""
+    shorter = round(size * margin)
     width, height = image.size
     # The longer side is rounded down, as in the common code: 500x375 becomes 341x256.
     new = tuple(shorter * side // min(width, height) for side in (width, height))

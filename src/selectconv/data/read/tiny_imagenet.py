@@ -13,7 +13,7 @@ from torch import Tensor
 
 from selectconv.data.image_set import DatasetInfo, ImageSet, check_labels
 from selectconv.data.progress import progress_bar
-from selectconv.data.read.jpeg import open_rgb
+from selectconv.data.read.jpeg import open_image
 from selectconv.errors import DataError
 from selectconv.files import replacing
 
@@ -50,7 +50,7 @@ def read_tiny_imagenet(folder: Path, info: DatasetInfo, cache: Path) -> tuple[Im
         for listing in (train, test):
             images = torch.empty(len(listing), *info.shape, dtype=torch.uint8)
             for row, (path, _) in enumerate(listing):
-                image = np.array(open_rgb(path, (info.shape[2], info.shape[1])))
+                image = np.array(open_image(path, (info.shape[2], info.shape[1])))
                 images[row] = torch.from_numpy(image).permute(2, 0, 1)
                 advance(1)
             splits.append(ImageSet(images, torch.tensor([label for _, label in listing])))

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from statistics import mean
 
 from selectconv.core.models import selective_layers
-from selectconv.data.registry import dataset_info
 from selectconv.report.compare.groups import PAPERS_PLACEMENT, Group, Row
 from selectconv.report.figures.plots import COLOURS, GRID, INK, Figure, drawing, to_svg
 from selectconv.report.runs.collect import Run
 from selectconv.train.network import build_model
+from selectconv.train.run_data import run_data
 
 
 def draw_errors(group: Group, name: str) -> Figure:
@@ -106,7 +106,7 @@ def draw_shift_counts(group: Group, name: str) -> Figure | None:
 
 def count_shiftable(run: Run) -> int:
     """Count the slots that +S shifts: those of every layer that may re-allocate."""
-    model = build_model(run.config, dataset_info(run.config.data, run.config.image_size))
+    model = build_model(run.config, run_data(run.path, run.config))
     layers = selective_layers(model).values()
     return sum(len(layer.gate) for layer in layers if layer.shift is not None)
 

@@ -191,6 +191,8 @@ def read_run(path: Path) -> Run:
 def _check_metrics(row: object, epoch: int) -> None:
     if not isinstance(row, Mapping) or row.get("epoch") != epoch:
         raise ValueError(f"{METRICS}, line {epoch + 1}, is not that of epoch {epoch}.")
+    if row.get("test_error", 0) is None:
+        raise ValueError("it has no test images, so there is no error to report.")
     _check_numbers(
         row, ("test_loss", "test_error", "seconds", "moved", "closed"), f"{METRICS}, epoch {epoch}"
     )

@@ -5,9 +5,9 @@ from functools import cache
 
 from selectconv.core.models import selective_layers
 from selectconv.core.plan import LayerPlan
-from selectconv.data.registry import dataset_info
 from selectconv.report.runs.collect import Run
 from selectconv.train.network import build_model
+from selectconv.train.run_data import run_data
 from selectconv.train.run_folder import ALLOCATION, METRICS
 
 OWN, CLOSED, MOVED = 0, 1, 2
@@ -86,6 +86,5 @@ def _check_end(run: Run, layers: list[LayerHistory]) -> None:
 
 def slot_counts(run: Run) -> dict[str, int]:
     """Return the slots of each selective layer."""
-    info = dataset_info(run.config.data, run.config.image_size)
-    model = build_model(run.config, info)
+    model = build_model(run.config, run_data(run.path, run.config))
     return {name: len(layer.gate) for name, layer in selective_layers(model).items()}

@@ -6,12 +6,12 @@ from functools import cache
 import torch
 
 from selectconv.core.layer import SelectConvNd
-from selectconv.data.registry import dataset_info
 from selectconv.deploy.cost import Cost, count
 from selectconv.report.runs.collect import Run
 from selectconv.report.runs.replay import CLOSED, replay
 from selectconv.train.checkpoint import load_weights
 from selectconv.train.network import build_model
+from selectconv.train.run_data import run_data
 
 
 @cache
@@ -26,7 +26,7 @@ def measure_size(run: Run) -> Cost | None:
         ValueError: the log does not fit the network.
         RunError: the weights do not.
     """
-    info = dataset_info(run.config.data, run.config.image_size)
+    info = run_data(run.path, run.config)
     # Wherever it selects, a slot costs the same.
     options = {k: v for k, v in run.config.model_options.items() if k != "placement"}
     model = build_model(replace(run.config, model_options=options), info)

@@ -1,0 +1,95 @@
+"""Examples of each verb, which its `--help` ends with, and the way in for someone new.
+
+Nothing is imported here: `selectconv` alone and `selectconv --help` answer at once.
+"""
+
+# The command, and what it is for. {run} is a run's folder, in `next_commands`.
+EXAMPLES: dict[str, list[tuple[str, str]]] = {
+    "train": [
+        ("selectconv train --data digits --gamma 0.05 --epochs 10", "a first run, about a minute"),
+        ("selectconv train --data cifar10 --dry-run", "what would be done, and how long it takes"),
+        ("selectconv train --data imagefolder:photos --gamma 0.01", "your own images"),
+        ("selectconv train --model timm:resnet18 --data cifar10", "another network"),
+        ("selectconv train --method dealloc --target-macs 0.5", "half of the multiply-adds"),
+        ("selectconv train --out runs/first --resume", "go on with a run that was interrupted"),
+    ],
+    "eval": [
+        ("selectconv eval runs/first", "error and loss on the test images"),
+        ("selectconv eval runs/first --holdout --json", "on all images that were not trained on"),
+    ],
+    "compress": [
+        ("selectconv compress runs/first", "write runs/first/compressed.safetensors"),
+        ("selectconv compress runs/first --table", "and measure it beside the plain network"),
+    ],
+    "export": [("selectconv export runs/first --out first.onnx", "an ONNX file")],
+    "report": [
+        ("selectconv report runs/first", "write report.html"),
+        ("selectconv report runs --out all.html", "all runs below a folder, compared"),
+    ],
+    "reproduce": [
+        ("selectconv reproduce ablation", "minutes: does everything run here?"),
+        (
+            "selectconv reproduce table1 --scale full --dry-run",
+            "the paper: how long would it take?",
+        ),
+        ("selectconv reproduce ablation --scale reduced --jobs 2", "two runs at a time, for hours"),
+    ],
+    "data": [
+        ("selectconv data list", "the data sets, and where they were found"),
+        ("selectconv data list imagefolder:photos", "your own images: classes, sizes, counts"),
+        ("selectconv data fetch fashion-mnist", "fetch one into the cache"),
+    ],
+    "models": [("selectconv models", "the networks, with parameters and multiply-adds")],
+    "bench": [
+        ("selectconv bench step", "a selective training step against a plain one"),
+        ("selectconv bench infer --model timm:resnet18", "an evaluation of another network"),
+    ],
+}
+
+_NEXT = [
+    ("selectconv eval {run}", "test its weights again"),
+    ("selectconv report {run}", "tables and figures of the run"),
+    ("selectconv compress {run}", "a smaller network with the same outputs"),
+    ("selectconv export {run}", "an ONNX file"),
+]
+
+_START = [
+    ("selectconv train --data digits --gamma 0.05 --epochs 10", "a first run, about a minute"),
+    ("selectconv train --help", "the settings, with examples"),
+    ("selectconv data list", "data sets; imagefolder:DIR takes your own images"),
+    ("selectconv models", "networks"),
+    ("selectconv --help", "all verbs"),
+]
+
+
+def show_examples(verb: str) -> str:
+    """Return the end of a verb's `--help`."""
+    return "\n".join(["examples:", *_lines(EXAMPLES[verb])])
+
+
+def show_start() -> str:
+    """Return what `selectconv` alone says."""
+    lines = _lines(_START)
+    return "\n".join(["selectconv trains networks that use the parameters they have. Begin with:",
+                      *lines])  # fmt: skip
+
+
+def next_commands(run: str, *, is_tested: bool) -> str:
+    """Return what can be done with a finished run.
+
+    Args:
+        run: its folder.
+        is_tested: whether it has test images, which `eval` and `report` need.
+    """
+    needing_tests = ("eval", "report")
+    chosen = [
+        (command.format(run=run), text)
+        for command, text in _NEXT
+        if is_tested or command.split()[1] not in needing_tests
+    ]
+    return "\n".join(["next:", *_lines(chosen)])
+
+
+def _lines(pairs: list[tuple[str, str]]) -> list[str]:
+    width = max(len(command) for command, _ in pairs)
+    return [f"  {command:{width}}  {text}" for command, text in pairs]

@@ -46,10 +46,11 @@ def run_data(folder: Path, config: TrainConfig) -> DatasetInfo:
     check_recorded(path, "restore it, or train again.")
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return DatasetInfo(
-            **{key: tuple(value) if isinstance(value, list) else value
-               for key, value in content.items()}
-        )  # fmt: skip
+        known: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in content.items()
+        }
+        return DatasetInfo(**known)
     except (OSError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{path} cannot be read: {error}.") from error
 

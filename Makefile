@@ -1,4 +1,4 @@
-# make demo   DenseNet-40 plain and selective; make test   the whole suite; make check   lint, types, wheel
+# make demo   a small DenseNet, plain and selective; make test   the whole suite; make check   lint, types, wheel
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -32,7 +32,7 @@ architectures: $(VENV)/.dev
 
 # The tables, pages and summaries of results/ from the runs' files.
 results: $(VENV)/.dev
-	for grid in table1 table2 table3 ablation demo; do [ ! -d results/$$grid/runs ] || \
+	for grid in table1 table2 table3 ablation; do [ ! -d results/$$grid/runs ] || \
 		$(BIN)/selectconv reproduce $$grid --scale reduced --no-run --out results/$$grid || exit 1; done
 	$(BIN)/python results/make_summary.py
 

@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import torchvision_shim
+from selectconv.data import registry
+from selectconv.errors import DataError
 from shimmed_run import TIMEOUT_S, run_shimmed
 
 ROOT = Path(__file__).parents[2]
@@ -75,8 +78,39 @@ def test_the_diff_of_the_twins_is_the_integration():
 
 
 def test_every_example_is_tested():
-    others = {"demo", "digits", "lightning_trainer"}  # `make demo`; a module; tested below
+    others = {"demo", "digits", "lightning_trainer"}  # tested below; a module; tested below
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(ENOUGH) | others
+
+
+def test_the_demo_says_what_it_shows_without_fashion_mnist(tmp_path, monkeypatch, capsys):
+    def refuse(name):
+        raise DataError(f"{name} is not available.")
+
+    monkeypatch.setattr(registry, "fetch_dataset", refuse)
+    monkeypatch.setattr(sys, "argv", ["demo", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(EXAMPLES / "demo.py"), run_name="__main__")
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert "fashion-mnist is not available" in shown
+    assert "so little shows no gain" in shown
+    assert re.search(r"plain +│ +[\d.]+ % │", shown)
+    assert "One seed proves little" not in shown  # that is about Fashion-MNIST
+    assert (tmp_path / "report.html").exists()
+
+
+def test_the_demo_is_one_seed_of_a_comparison(monkeypatch):
+    demo = runpy.run_path(str(EXAMPLES / "demo.py"))
+    monkeypatch.setitem(demo["choose_seed"].__globals__, "fetch_dataset", lambda name: None)
+    grid = demo["choose_seed"](23, Console())
+    assert [run.name for run in grid.runs] == [
+        "densenet40-fashion-mnist-plain-23",
+        "densenet40-fashion-mnist-select-23",
+    ]
+    with pytest.raises(SystemExit, match="--seed must be from 20 to 29, got 5"):
+        demo["choose_seed"](5, Console())
+    wins, seeds = demo["count_wins"]()
+    assert 0 <= wins <= seeds <= 10
 
 
 @pytest.mark.timeout(TIMEOUT_S)

@@ -100,7 +100,7 @@ def test_a_dry_run_prints_the_grid_and_touches_nothing(table, runs, one, tmp_pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "`reproduce` needs `table`: one of table1, table2, table3, ablation, demo."),
+        ([], "`reproduce` needs `table`: one of table1, table2, table3, ablation."),
         (["tabel1"], "Did you mean 'table1'"),
         (["table1", "--gpus-per-run", "-1"], "`gpus_per_run` must"),
         (["table1", "--scale", "ful"], "Did you mean 'full'"),

@@ -16,7 +16,7 @@ import yaml
 from selectconv.checks import check_choice
 from selectconv.train.config import TrainConfig, as_file_name, resolve
 
-TABLES = ("table1", "table2", "table3", "ablation", "demo")
+TABLES = ("table1", "table2", "table3", "ablation")
 SCALES = ("full", "reduced", "smoke")
 _AXES = ("model", "data", "method", "seed")
 

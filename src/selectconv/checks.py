@@ -2,10 +2,17 @@
 
 import difflib
 import math
-from collections.abc import Collection
+import os
+import sys
+import warnings
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from selectconv.errors import SelectConvWarning
 
 
 def check_fraction(name: str, value: float) -> float:
@@ -46,7 +53,7 @@ def check_count(name: str, value: int, minimum: int) -> int:
 
 def check_choice(name: str, value: str, choices: Collection[str]) -> str:
     """Return `value` if it is one of `choices`; else name the nearest of them."""
-    if value in choices:
+    if isinstance(value, str) and value in choices:
         return value
     hint = suggest(value, choices)
     raise ValueError(f"`{name}` must be one of {', '.join(choices)}; got {value!r}.{hint}")
@@ -56,6 +63,21 @@ def suggest(value: str, choices: Collection[str]) -> str:
     """Return " Did you mean ...?" with the nearest of `choices`, or nothing if none is near."""
     near = difflib.get_close_matches(str(value), list(choices), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def check_callable(name: str, value: Callable[..., Any]) -> None:
+    """Check that `value` can be called."""
+    if not callable(value):
+        raise TypeError(f"`{name}` must be a function, got {value!r}.")
+
+
+def check_path(name: str, value: str | os.PathLike[str]) -> Path:
+    """Return `value` as a path."""
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"`{name}` must be a path, got {type(value).__name__}.")
+    if not os.fspath(value):
+        raise ValueError(f"`{name}` must be a path, got an empty one.")
+    return Path(value)
 
 
 def check_tensor(
@@ -77,3 +99,11 @@ def check_tensor(
         raise TypeError(f"`{name}` must have a floating dtype, got {value.dtype}.")
     if kind is not None and value.dtype != kind:
         raise TypeError(f"`{name}` must have dtype {kind}, got {value.dtype}.")
+
+
+def warn(message: str) -> None:
+    """Warn of something that a user can act on, at the line that called the package."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("selectconv."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, SelectConvWarning, stacklevel=level)

@@ -1,14 +1,18 @@
 """Every check accepts what it should, and refuses the rest with the value in the message."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from selectconv.checks import (
+    check_callable,
     check_choice,
     check_count,
     check_fraction,
     check_non_negative,
+    check_path,
     check_tensor,
 )
 
@@ -120,3 +124,24 @@ def test_tensor_accepts(value, shape, kind):
 def test_tensor_refuses(value, shape, kind, error, message):
     with pytest.raises(error, match=message):
         check_tensor("x", value, shape, kind)
+
+
+def test_choice_refuses_what_is_no_word():
+    for value in (3, None, [], ["a"], {}):
+        with pytest.raises(ValueError, match="`mode` must be one of a, b; got"):
+            check_choice("mode", value, ("a", "b"))
+
+
+def test_callable():
+    check_callable("where", print)
+    with pytest.raises(TypeError, match="`where` must be a function, got '3'"):
+        check_callable("where", "3")
+
+
+def test_path():
+    assert check_path("path", "a/b") == check_path("path", Path("a/b")) == Path("a/b")
+    for value in (None, 3, b"a", ["a"]):
+        with pytest.raises(TypeError, match=f"`path` must be a path, got {type(value).__name__}"):
+            check_path("path", value)
+    with pytest.raises(ValueError, match="`path` must be a path, got an empty one"):
+        check_path("path", "")

@@ -148,6 +148,8 @@ def edit_step(place, value, op):
         (edit_step(2, "nothing", "call_module"), "calls 'nothing', which it does not define"),
         (edit_step(0, "exec", "call_module"), "unknown kind of step, 'exec'"),
         (edit_step(2, "x=print(1)", "placeholder"), r"holds 'x=print\(1\)' in place of a name"),
+        (edit_step(2, "lambda", "placeholder"), "cannot be read, or does not match.*SyntaxError"),
+        (edit_step(2, "1x", "placeholder"), "cannot be read, or does not match.*SyntaxError"),
         (edit_step(3, [{"node": "nobody"}], "call_module"), "cannot be read.*KeyError: 'nobody'"),
         (edit_step(3, [{"code": "1"}], "call_module"), "unknown kind of value, 'code'"),
         (lambda t, d: d.update(format="other"), "has the format 'other'; this version reads"),

@@ -1,5 +1,6 @@
 """Examples as arguments, and evaluation mode for a while."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,6 +21,40 @@ X = torch.zeros(1)
 )
 def test_arguments(example, arguments):
     assert as_arguments(example) == arguments
+
+
+class Own:
+    """What a model may take besides tensors."""
+
+
+OWN = Own()
+
+
+def test_objects_of_a_models_own_are_arguments():
+    assert as_arguments(OWN) == ((OWN,), {})
+    assert as_arguments((None, OWN)) == ((None, OWN), {})
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        (None, "arguments, got None"),
+        (3, "arguments, got int"),
+        ("x", "arguments, got str"),
+        ((), "got a tuple without a tensor"),
+        ({}, "arguments, got dict"),
+        ({"x": 3}, "arguments, got dict"),
+        ((1, 3, 16, 16), r"for a shape, give torch\.zeros\(1, 3, 16, 16\)"),
+        ([1, 3, 16, 16], r"for a shape, give torch\.zeros\(1, 3, 16, 16\)"),
+        (torch.Size([1, 3]), r"for a shape, give torch\.zeros\(1, 3\)"),
+        (np.zeros((1, 3)), r"a numpy array; give torch\.from_numpy\(array\)"),
+        ((np.zeros((1, 3)),), "got a tuple without a tensor"),
+        ({1: X}, "the keys of a dict are names of arguments, got 1"),
+    ],
+)
+def test_what_is_no_example(example, message):
+    with pytest.raises(TypeError, match=rf"`example_input`.*{message}"):
+        as_arguments(example)
 
 
 def test_flags_come_back_also_after_an_error():

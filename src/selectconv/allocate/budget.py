@@ -6,7 +6,6 @@ so the slots of all layers stand in one order, and what is left after closing th
 counted as `sc.count` counts it.
 """
 
-import copy
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +20,7 @@ from selectconv.core.models import selective_layers
 from selectconv.core.plan import AllocationPlan, LayerPlan
 from selectconv.deploy.cost import CostCounter
 from selectconv.errors import AllocationError, SelectConvWarning
+from selectconv.trace.dataflow import check_modules, copy_model
 
 TOLERANCE = 0.01
 """How far from the target, as a part of it, a run may end without a warning."""
@@ -105,7 +105,8 @@ class Budget:
         self.gamma: float | None = None
         self.solved: float | None = None
         # Plans are tried on a copy. What it computes does not matter, only its allocation.
-        shadow = copy.deepcopy(model).eval()
+        check_modules(model)
+        shadow = copy_model(model).eval()
         self._shadow = selective_layers(shadow)
         for layer in self._shadow.values():  # dense, also where a run is resumed
             layer.index.copy_(torch.arange(layer.in_channels))

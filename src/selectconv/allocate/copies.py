@@ -28,7 +28,7 @@ class Copies:
         all: these, then those of each follower.
 
     Raises:
-        TypeError: `optimizer` is not an optimizer.
+        TypeError: `optimizer` is not an optimizer, or `followers` are not models.
         AllocationError: an optimizer of other parameters, or followers that differ from the model.
     """
 
@@ -93,6 +93,8 @@ class Copies:
         Raises:
             AllocationError: the plan does not fit; nothing was changed.
         """
+        if not isinstance(plan, AllocationPlan):
+            raise TypeError(f"`plan` must be an AllocationPlan, got {type(plan).__name__}.")
         # First of all: a rank that fails a check must not keep others waiting for a later message.
         self.broadcast()
         forgotten = self._check(plan, self.all)
@@ -151,6 +153,8 @@ class Copies:
                 "`followers` holds an AveragedModel with use_buffers=True, which would average the "
                 "allocation itself: use use_buffers=False, and update_bn for batch norm."
             )
+        if not isinstance(follower, nn.Module):
+            raise TypeError(f"`followers` must be models, got {type(follower).__name__}.")
         layers = selective_layers(unwrap(follower))
         own = {name: tuple(layer.weight.shape) for name, layer in self.layers.items()}
         its = {name: tuple(layer.weight.shape) for name, layer in layers.items()}

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from selectconv.checks import check_callable
 from selectconv.core.damage import slots_of
 from selectconv.core.ecdm import normalize_ecdm
 from selectconv.core.layer import SelectConvNd
@@ -184,13 +185,13 @@ def observe_damage(
         >>> report["3"].measured.shape
         torch.Size([16, 8])
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
     if isinstance(batches, Tensor | Mapping | str) or not isinstance(batches, Iterable):
         raise TypeError(
             "`batches` must be an iterable of batches, such as a DataLoader or [images], got "
             f"{type(batches).__name__}."
         )
+    if forward is not None:
+        check_callable("forward", forward)
     model = unwrap(model)
     layers = selective_layers(model)
     if not layers:

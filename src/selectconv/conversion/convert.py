@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from selectconv.checks import check_choice, check_count
+from selectconv.checks import check_callable, check_choice, check_count
 from selectconv.conversion.eligibility import (
     MIN_CHANNELS,
     SELECTIVE,
@@ -29,7 +29,7 @@ from selectconv.trace.example import as_arguments, evaluating
 _log = logging.getLogger(__name__)
 
 REALLOCS = ("all", "pointwise", "none")
-_PARALLEL_WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
+_PARALLEL_WRAPPERS = ("DataParallel", "DistributedDataParallel")
 
 
 def convert(
@@ -84,6 +84,8 @@ def convert(
         )
     check_count("min_channels", min_channels, 1)
     check_choice("realloc", realloc, REALLOCS)
+    if where is not None:
+        check_callable("where", where)
     with torch.random.fork_rng(_cuda_devices(root)):  # a forward may draw
         run = None if example_input is None else _watch(root, example_input)
         graph = trace(root, None if run is None else run.calls)
@@ -171,7 +173,9 @@ def _watch(model: nn.Module, example_input: Any) -> _Run:
         run.convs[id(module)] = Seen(before.only_points and is_point, before.is_raw or id(x) in raw)
 
     handles = [
-        module.register_forward_pre_hook(watch, with_kwargs=True) for module in model.modules()
+        module.register_forward_pre_hook(watch, with_kwargs=True)
+        for module in model.modules()
+        if not isinstance(module, torch.jit.ScriptModule)  # which takes no hooks
     ]
     try:
         with torch.no_grad(), evaluating(model):

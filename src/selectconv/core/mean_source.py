@@ -101,6 +101,8 @@ class ConstantMean:
     """
 
     def __init__(self, value: float, num_channels: int) -> None:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"`value` must be a number, got {value!r}.")
         self.value = float(value)
         self.num_channels = check_count("num_channels", num_channels, 1)
 
@@ -134,6 +136,8 @@ class ConcatMean:
     """
 
     def __init__(self, parts: "Sequence[ClosedForm]") -> None:
+        if not isinstance(parts, list | tuple) or not all(map(_is_closed_form, parts)):
+            raise TypeError(f"`parts` must be a list of closed-form mean sources, got {parts!r}.")
         if not parts:
             raise ValueError("`parts` must hold at least one mean source, got none.")
         self.parts = tuple(parts)
@@ -187,6 +191,10 @@ class SelectedMean:
     """
 
     def __init__(self, part: "ClosedForm", index: Sequence[int]) -> None:
+        if not _is_closed_form(part):
+            raise TypeError(f"`part` must be a closed-form mean source, got {part!r}.")
+        if not isinstance(index, list | tuple) or not all(type(one) is int for one in index):
+            raise TypeError(f"`index` must be a list of integers, got {index!r}.")
         outside = [channel for channel in index if not 0 <= channel < part.num_channels]
         if outside or not index:
             raise ValueError(
@@ -293,6 +301,10 @@ class ObservedMean:
 
 ClosedForm = BatchNormMean | ConstantMean | ConcatMean | SelectedMean
 MeanSource = ClosedForm | ObservedMean
+
+
+def _is_closed_form(source: object) -> bool:
+    return isinstance(source, ClosedForm)
 
 
 def _kinds(source: ClosedForm) -> list[str]:

@@ -7,6 +7,8 @@ from torch import nn
 
 from selectconv.core.layer import SelectConvNd
 
+# torch's two generations of FSDP; to import them takes long.
+_SHARDED = {"FSDPModule", "FullyShardedDataParallel"}
 _PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
@@ -35,7 +37,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     """Take a model out of the wrappers of torch.compile, DDP and weight averaging.
 
     Raises:
-        TypeError: `model` is not a module.
+        TypeError: `model` is not a module, or one that is scripted or sharded.
     """
     model = unwrap_compiled(model)
     while isinstance(model, (*_PARALLEL, torch.optim.swa_utils.AveragedModel)):
@@ -47,9 +49,21 @@ def unwrap_compiled(model: nn.Module) -> nn.Module:
     """Take a model out of torch.compile's wrapper alone.
 
     Raises:
-        TypeError: `model` is not a module.
+        TypeError: `model` is not a module, or one that is scripted or sharded.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
     inner = getattr(model, "_orig_mod", None)
-    return inner if isinstance(inner, nn.Module) else model
+    model = inner if isinstance(inner, nn.Module) else model
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            "`model` is scripted or traced by torch.jit, which hides its layers: give the module "
+            "that it was made from."
+        )
+    if any(_SHARDED & {kind.__name__ for kind in type(m).__mro__} for m in model.modules()):
+        raise TypeError(
+            "`model` is sharded by FSDP, which is not supported: the damage of closing a slot "
+            "needs whole weights. Give the model as it was before, and train it with "
+            "DistributedDataParallel."
+        )
+    return model

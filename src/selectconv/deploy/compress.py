@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from selectconv.checks import check_count
+from selectconv.core.models import unwrap
 from selectconv.deploy.layout import Channels, Layout, channel_axis, is_channel_operand, plan_layout
 from selectconv.deploy.parts import Part, conv_weight, stencil_weight
 from selectconv.errors import CompressionError
@@ -41,13 +42,14 @@ def compress(
         model: any model that torch.fx can trace, plain or selective.
         example_input: a tensor, a tuple of arguments or a dict of keyword arguments. Batches of
             other sizes work as well, and other sizes of maps, if they do in the model and no shift
-            is larger than a map.
+            is larger than a map. A forward that depends on shapes is traced for those of the
+            example; a warning says so.
         round_to: round numbers of channels up to multiples of it, as far as there are channels;
             grouped convs are left out.
 
     Raises:
-        CompressionError: the model cannot be traced, fails on the example, or the smaller model
-            would compute something else.
+        CompressionError: the model depends on values, cannot be traced, fails on the example, or
+            the smaller model would compute something else.
         TypeError, ValueError: an argument that is not accepted.
 
     Example:
@@ -62,6 +64,7 @@ def compress(
     """
     if round_to is not None:
         check_count("round_to", round_to, 1)
+    model = unwrap(model)
     flow = trace_dataflow(model, example_input)
     with torch.no_grad():
         small = _Builder(flow, plan_layout(flow, round_to or 1)).build()

@@ -10,12 +10,18 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from selectconv.checks import check_path
 from selectconv.deploy.graph_description import describe_graph, rebuild_graph
 from selectconv.deploy.version_0_1 import upgrade
 from selectconv.errors import CompressionError
 from selectconv.files import write_whole
 
 FORMAT = "selectconv compressed model 1"
+# What a description that was not written by `save_compressed` can lead to.
+_UNREADABLE = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, SyntaxError,
+    TypeError, ValueError,
+)  # fmt: skip
 
 
 def save_compressed(module: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -30,7 +36,7 @@ def save_compressed(module: nn.Module, path: str | os.PathLike[str]) -> None:
     Raises:
         CompressionError: an operation that a description cannot name, or a path that cannot be
             written.
-        TypeError: a module that is not a compressed model.
+        TypeError, ValueError: a module that is not a compressed model, or no path.
 
     Example:
         >>> import tempfile
@@ -48,6 +54,7 @@ def save_compressed(module: nn.Module, path: str | os.PathLike[str]) -> None:
             f"`module` must be what sc.compress returned, got {type(module).__name__}; compress it "
             "first."
         )
+    target = check_path("path", path)
     description = {"format": FORMAT, **describe_graph(module)}
     tensors = {}
     for name, tensor in module.state_dict().items():
@@ -56,7 +63,7 @@ def save_compressed(module: nn.Module, path: str | os.PathLike[str]) -> None:
     from safetensors.torch import save  # `import selectconv` is torch and numpy alone
 
     content = save(tensors, metadata)
-    write_whole(Path(path), lambda file: file.write(content), error=CompressionError, shared=True)
+    write_whole(target, lambda file: file.write(content), error=CompressionError, shared=True)
 
 
 def load_compressed(path: str | os.PathLike[str]) -> fx.GraphModule:
@@ -70,6 +77,7 @@ def load_compressed(path: str | os.PathLike[str]) -> fx.GraphModule:
 
     Raises:
         CompressionError: not such a file, or a description that does not match its weights.
+        TypeError, ValueError: no path.
 
     Example:
         >>> load_compressed("missing.safetensors")
@@ -77,14 +85,14 @@ def load_compressed(path: str | os.PathLike[str]) -> fx.GraphModule:
         ...
         selectconv.errors.CompressionError: missing.safetensors is not a compressed model: ...
     """
-    tensors, description = _read(Path(path))
+    tensors, description = _read(check_path("path", path))
     try:
         module = rebuild_graph(upgrade(description), tensors)
         _fill(module, tensors)
         return module.eval()
     except CompressionError as error:
         raise CompressionError(f"{path}: {error}") from error
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+    except _UNREADABLE as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise CompressionError(
             f"{path}: the description cannot be read, or does not match the weights ({reason})."
@@ -94,6 +102,8 @@ def load_compressed(path: str | os.PathLike[str]) -> fx.GraphModule:
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
+    if path.is_dir():
+        raise CompressionError(f"{path} is not a compressed model: it is a folder.")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

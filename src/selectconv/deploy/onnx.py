@@ -1,23 +1,23 @@
 """ONNX export, compared with PyTorch before the file appears."""
 
-import copy
 import logging
 import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from selectconv.core.models import selective_layers
+from selectconv.checks import check_path
+from selectconv.core.models import selective_layers, unwrap
 from selectconv.deploy.compress import compress, largest_difference
 from selectconv.errors import CompressionError, ExportError
 from selectconv.extras import import_extra
 from selectconv.files import write_whole
+from selectconv.trace.dataflow import copy_model
 from selectconv.trace.example import as_arguments, evaluating
 
 TOLERANCE = 1e-3
@@ -42,6 +42,7 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], example_input: A
         CompressionError: a selective model that cannot be compressed.
         ExportError: a package of selectconv[onnx] is missing, the path cannot be written, the model
             cannot be expressed in ONNX, or the outputs differ.
+        TypeError, ValueError: an argument that is not accepted.
 
     Example:
         >>> import tempfile
@@ -52,7 +53,7 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], example_input: A
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         _import(package)
-    target = Path(path)
+    target = check_path("path", path)
     if target.is_dir() or not os.access(target.parent, os.W_OK):
         raise ExportError(
             f"{target} cannot be written: not a file in a folder that can be written."
@@ -96,13 +97,16 @@ def _import(package: str) -> Any:
 
 def _as_plain(model: nn.Module, example_input: Any) -> nn.Module:
     """Compress a model unless it is compressed; a plain one that cannot be traced is copied."""
-    plain: nn.Module = copy.deepcopy(model)
-    if not isinstance(model, fx.GraphModule):
+    model = unwrap(model)
+    if isinstance(model, fx.GraphModule):
+        plain: nn.Module = copy_model(model)
+    else:
         try:
             plain = compress(model, example_input)
         except CompressionError:
             if selective_layers(model):
                 raise
+            plain = copy_model(model)
     for module in plain.modules():
         module.training = False
     return plain

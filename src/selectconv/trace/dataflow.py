@@ -6,8 +6,10 @@ then has one of a few kinds, which say how its output channels depend on its inp
 """
 
 import copy
+import inspect
 import io
 import operator
+from collections.abc import Iterable
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,12 +19,16 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils.flop_counter import FlopCounterMode
 
+from selectconv.checks import warn
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers, unwrap
 from selectconv.errors import CompressionError
 from selectconv.trace.example import as_arguments, evaluating
+from selectconv.trace.fixed_shapes import DependsOnValues, FixedShapeTracer, failed_line
 from selectconv.trace.kinds import Kind, classify, shape_of
 from selectconv.trace.pure_graph import purify
 from selectconv.trace.tracer import Tracer, first_line, module_of
@@ -90,11 +96,12 @@ def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
             "`model` selects channels before batch norm (placement='before-norm'), which can be "
             "neither compressed nor counted: build it with placement='input'."
         )
-    memo: dict[int, Any] = {id(own): own for own in (*model.parameters(), *layers)}
-    root = copy.deepcopy(model, memo)
+    args, kwargs = as_arguments(example_input)
+    check_modules(model)
+    root = copy_model(model, (*model.parameters(), *layers))
     with evaluating(root):
-        traced = fx.GraphModule(root, _trace(root, type(model).__name__))
-        inputs = _positional(traced.graph, *as_arguments(example_input))
+        traced = fx.GraphModule(root, _trace(root, args, kwargs))
+        inputs = _positional(traced.graph, args, kwargs)
         macs = _run_and_purify(traced, root, inputs)
     modules = {node: module_of(traced, node) for node in traced.graph.nodes}
     operations = {
@@ -118,18 +125,97 @@ def _run_and_purify(traced: fx.GraphModule, root: nn.Module, inputs: tuple[Any, 
     return int(counter.get_total_flops()) // 2
 
 
-def _trace(root: nn.Module, name: str) -> fx.Graph:
-    tracer = Tracer(lambda module: isinstance(module, SelectConvNd))
+def check_modules(model: nn.Module) -> None:
+    """Refuse modules that can be neither copied nor looked into.
+
+    Raises:
+        CompressionError: there is one; the message names it.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CompressionError(
+                f"`{name}` is scripted or traced by torch.jit, which hides what it computes: use "
+                "the module that it was made from."
+            )
+        hooks = module._forward_pre_hooks.values()
+        if any(isinstance(hook, WeightNorm | SpectralNorm) for hook in hooks):
+            raise CompressionError(
+                f"`{name}` has an old-style weight_norm or spectral_norm, a hook that recomputes "
+                "its weight: use that of torch.nn.utils.parametrizations, or remove it first."
+            )
+
+
+def copy_model(model: nn.Module, shared: Iterable[Any] = ()) -> nn.Module:
+    """Copy a model, all but these of its parts.
+
+    Raises:
+        CompressionError: it cannot be copied.
+    """
+    try:
+        return copy.deepcopy(model, {id(own): own for own in shared})
+    except Exception as error:  # a model may hold anything
+        raise CompressionError(f"`model` cannot be copied: {first_line(error)}") from error
+
+
+def _trace(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Graph:
+    """Trace a model for all shapes or, where it depends on them, for those of the example."""
+    tracer = Tracer(_is_selective)
     try:
         return tracer.trace(root)
     except Exception as error:  # user code under a tracer can fail in any way
-        inside = tracer.inside[-1] if tracer.inside else ""
-        kind = type(root.get_submodule(inside)).__name__
-        where = f"`{inside}` ({kind})" if inside else f"`{name}`"
-        raise CompressionError(
-            f"{where} cannot be traced: {first_line(error)} Its forward must not depend on values; "
-            "the model itself, with its closed slots masked, still works."
-        ) from error
+        place = f"{_describe_place(root, tracer)} depends on shapes"
+        if line := failed_line(error):
+            place += f", in {line}"
+    graph, keeps_batch = _trace_example(root, args, kwargs)
+    warn(
+        f"{place}: the model was traced for inputs of the example's shapes"
+        f"{'' if keeps_batch else ', the size of its batch included'}, and the result holds for "
+        "those alone."
+    )
+    return graph
+
+
+def _trace_example(
+    root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[fx.Graph, bool]:
+    """Trace a model for the shapes of its example; return also whether batches are free."""
+    try:
+        bound = inspect.signature(root.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise CompressionError(f"`example_input`: the model fails on it with {error}") from error
+    bound.apply_defaults()
+    for keeps_batch in (True, False):
+        tracer = FixedShapeTracer(_is_selective, bound.arguments, keeps_batch=keeps_batch)
+        try:
+            return tracer.trace(root), tracer.keeps_batch
+        except Exception as error:  # user code under a tracer can fail in any way
+            if not keeps_batch or isinstance(error, DependsOnValues):
+                raise _refusal(root, tracer, error) from error
+    raise AssertionError("the last try returns or raises")
+
+
+def _refusal(root: nn.Module, tracer: Tracer, error: Exception) -> CompressionError:
+    """Say in one line why a model cannot be traced."""
+    line = failed_line(error)
+    if isinstance(error, DependsOnValues):
+        reason = f"{line or error} depends on the values of a tensor"
+    else:
+        reason = first_line(error).rstrip(".") + (f", in {line}" if line else "")
+    return CompressionError(
+        f"{_describe_place(root, tracer)} cannot be traced: {reason}. The model itself, with its "
+        "closed slots masked, still works."
+    )
+
+
+def _is_selective(module: nn.Module) -> bool:
+    return isinstance(module, SelectConvNd)
+
+
+def _describe_place(root: nn.Module, tracer: Tracer) -> str:
+    """Name the module in which tracing failed."""
+    inside = tracer.inside[-1] if tracer.inside else ""
+    kind = type(root.get_submodule(inside)).__name__
+    return f"`{inside}` ({kind})" if inside else f"`{kind}`"
 
 
 def _positional(graph: fx.Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

@@ -4,7 +4,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from torch import nn
+from torch.utils._pytree import tree_leaves
+
+# What no model takes for its input.
+_NO_TENSORS = (bool, int, float, complex, str, bytes, np.ndarray, np.generic)
 
 
 @contextmanager
@@ -21,9 +26,34 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def as_arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Read an example as a tensor, a tuple of arguments or a dict of keyword arguments."""
+    """Read an example as a tensor, a tuple of arguments or a dict of keyword arguments.
+
+    Raises:
+        TypeError: it cannot be one: there is no tensor in it, or a key that is not a name.
+    """
+    leaves = tree_leaves(example_input)
+    if all(leaf is None or isinstance(leaf, _NO_TENSORS) for leaf in leaves):
+        raise TypeError(
+            "`example_input` must be a tensor, a tuple of arguments or a dict of keyword "
+            f"arguments, got {_describe(example_input)}."
+        )
     if isinstance(example_input, Mapping):
+        if wrong := [key for key in example_input if not isinstance(key, str)]:
+            raise TypeError(
+                f"`example_input`: the keys of a dict are names of arguments, got {wrong[0]!r}."
+            )
         return (), dict(example_input)
     if isinstance(example_input, tuple | list):
         return tuple(example_input), {}
     return (example_input,), {}
+
+
+def _describe(value: Any) -> str:
+    """Say what was given in place of an example, and what was perhaps meant."""
+    if isinstance(value, np.ndarray):
+        return "a numpy array; give torch.from_numpy(array)"
+    if not isinstance(value, tuple | list):
+        return type(value).__name__ if value is not None else "None"
+    if value and all(isinstance(size, int) for size in value):
+        return f"the numbers {value!r}; for a shape, give torch.zeros{tuple(value)!r}"
+    return f"a {type(value).__name__} without a tensor"

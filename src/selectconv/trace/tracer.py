@@ -9,22 +9,22 @@ from torch import fx, nn
 from selectconv.trace.operations import IN_PLACE_OPERATORS
 
 
-class _Proxy(fx.Proxy):
+class Proxy(fx.Proxy):
     """Records `x += y` and `x[i] = y` as writing into `x`: torch.fx takes the first for a sum."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
 
 
-def _writing(target: Callable[..., Any]) -> Callable[[_Proxy, Any], fx.Proxy]:
-    def write(self: _Proxy, other: Any) -> fx.Proxy:
+def _writing(target: Callable[..., Any]) -> Callable[[Proxy, Any], fx.Proxy]:
+    def write(self: Proxy, other: Any) -> fx.Proxy:
         return self.tracer.create_proxy("call_function", target, (self, other), {})
 
     return write
 
 
 for _operator in IN_PLACE_OPERATORS:
-    setattr(_Proxy, f"__{_operator.__name__}__", _writing(_operator))
+    setattr(Proxy, f"__{_operator.__name__}__", _writing(_operator))
 
 
 class Tracer(fx.Tracer):
@@ -45,7 +45,7 @@ class Tracer(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """Make the value that stands for a step while the model's code runs."""
-        return _Proxy(node, self)
+        return Proxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Return whether a module is one step of the graph."""

@@ -77,7 +77,7 @@ class FixedShapeTracer(Tracer):
             value = self._run(kind, target, args, kwargs)
             if isinstance(value, _PLAIN) and not _has_plain(args, kwargs):
                 return value
-        proxy = super().create_proxy(kind, target, args, kwargs, *rest, **named)
+        proxy: Any = super().create_proxy(kind, target, args, kwargs, *rest, **named)
         proxy.value = value
         # An argument that is not a tensor may decide what is computed: it is part of the example.
         return value if kind == "placeholder" and (value is None or _is_plain(value)) else proxy
@@ -109,7 +109,7 @@ class FixedShapeTracer(Tracer):
         """Decide a condition."""
         return bool(_number(obj, "a condition"))
 
-    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+    def iter(self, obj: Any) -> Iterator[Any]:
         """Go through the parts of a value."""
         return (obj[place] for place in range(len(obj)))
 

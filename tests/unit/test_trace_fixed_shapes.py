@@ -199,7 +199,9 @@ def test_other_failures_keep_their_reason():
 
 def test_quotes_long_lines_in_part():
     try:
-        raise ValueError("a text that makes this line longer than what a message should quote")
+        raise ValueError(
+            "a text that makes this line longer than what a message should quote of it"
+        )
     except ValueError as error:
         quoted = failed_line(error)
     assert quoted.startswith("`raise ValueError(")
@@ -224,4 +226,4 @@ def test_a_budget_on_a_model_that_depends_on_shapes():
     allocator.step(0)
     with pytest.warns(sc.SelectConvWarning, match="depends on shapes"):
         cost = sc.count(net, X)
-    assert cost.macs <= 0.65 * 2 * (36 * 64 + 9 * 16 * 8 * 9)
+    assert cost.macs == 0.625 * 2 * (36 * 4 * 16 + 9 * 16 * 8 * 9)  # 10 of 16 channels

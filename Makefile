@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test check format figures architectures results clean
+.PHONY: demo test check format figures architectures results bench-check gpu-check clean
 
 demo: $(VENV)/.train
 	$(BIN)/python examples/demo.py
@@ -35,6 +35,14 @@ results: $(VENV)/.dev
 	for grid in table1 table2 table3 ablation; do [ ! -d results/$$grid/runs ] || \
 		$(BIN)/selectconv reproduce $$grid --scale reduced --no-run --out results/$$grid || exit 1; done
 	$(BIN)/python results/make_summary.py
+
+# The recorded ratios of benchmarks/ratios.json against today's; fails beyond the margin.
+bench-check: $(VENV)/.test
+	$(BIN)/python benchmarks/check_ratios.py
+
+# For someone with a CUDA device: tests, the Triton kernel against the definition, times.
+gpu-check: $(VENV)/.test
+	$(BIN)/python benchmarks/gpu_check.py
 
 # torch goes first and alone: what else is asked for must not choose another build of it.
 $(VENV)/.torch: constraints.txt

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import selectconv as sc
-from selectconv.bench.latency import measure_latency, median_ratio
+from selectconv.bench.interleave import in_turn, median_ratio
 
 CASES = {
     "densenet100, 55% closed": ("densenet100", 0.55, False),
@@ -49,7 +49,7 @@ def measure(case: str, batch_size: int, repeats: int) -> dict[str, object]:
         "compressed": lambda: small(x),
     }
     with torch.inference_mode():
-        times = measure_latency(runs, repeats)
+        times = in_turn(runs, repeats)
     ratios = {key: round(median_ratio(times[key], times["plain"]), 4) for key in runs}
     every = [one / base for one, base in zip(times["compressed"], times["plain"], strict=True)]
     return {

@@ -1,5 +1,6 @@
-"""Draw the figures of docs/: the two operations, and the enlarged kernel. Run by `make figures`."""
+"""Draw the figures of docs/: operations, enlarged kernel, ratios. Run by `make figures`."""
 
+import json
 from pathlib import Path
 
 import matplotlib
@@ -135,6 +136,26 @@ def draw_enlarged_kernel() -> None:
     save(fig, "enlarged_kernel")
 
 
+def draw_ratios() -> None:
+    """The recorded ratios of `make bench-check`: medians and spreads over the plain network."""
+    rows = json.loads((HERE.parents[1] / "benchmarks" / "ratios.json").read_text())
+    fig, ax = plt.subplots(figsize=(9.6, 0.9 + 0.3 * len(rows)))
+    for place, row in enumerate(reversed(rows)):
+        colour = ORANGE if row["name"] == "step" else BLUE
+        ax.plot(row["spread"], [place, place], color=tint(colour, 0.4), lw=4, solid_capstyle="butt")
+        ax.plot(row["value"], place, "o", color=colour, ms=6)
+        if "macs_ratio" in row:
+            ax.plot(row["macs_ratio"], place, "|", color=INK, ms=10, mew=1.6)
+    names = [row["case"].rpartition(":")[0].rpartition(":")[2] or row["case"] for row in rows]
+    kinds = [row["case"].rpartition(": ")[2].removesuffix(" / plain") for row in rows]
+    labels = [f"{name}: {kind}" for name, kind in zip(names, kinds, strict=True)]
+    ax.set_yticks(range(len(rows)), labels[::-1], fontsize=8)
+    ax.axvline(1, color=INK, lw=1)
+    ax.set(xlim=(0, None), xlabel="CPU time over the plain network's; |: multiply-adds")
+    ax.spines[["top", "right"]].set_visible(False)
+    save(fig, "ratios")
+
+
 def save(fig: plt.Figure, name: str) -> None:
     """Write a figure as SVG, without the date so that redrawing changes nothing."""
     fig.savefig(
@@ -147,3 +168,4 @@ def save(fig: plt.Figure, name: str) -> None:
 if __name__ == "__main__":
     draw_operations()
     draw_enlarged_kernel()
+    draw_ratios()

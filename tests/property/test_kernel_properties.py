@@ -54,6 +54,8 @@ def cases(draw, max_slots=9):
     axes, images, slots = draw(st.integers(1, 2)), draw(st.integers(1, 3)), None
     slots = draw(st.integers(1, max_slots))
     size = [draw(st.integers(1, 7)) for _ in range(axes)]
+    if draw(st.integers(0, 3)) == 0:
+        size[-1] = draw(st.integers(30, 34))  # narrow maps have a way of their own
     torch.manual_seed(draw(st.integers(0, 2**31)))
     x = torch.randn(images, slots, *size) * 2 + torch.randn(slots, *[1] * axes)
     if axes == 2 and draw(st.booleans()):
@@ -132,23 +134,6 @@ def test_norm_relu_reroute_is_the_definition(case, training):
     slow = gradients(definition, case.x.double(), [exact_shift, *exact.parameters()])
     assert_close(fast, slow)
     assert_close(list(norm.buffers()), list(exact.buffers()))
-
-
-@given(cases())
-def test_a_tap_adds_its_gradient_to_that_of_the_input(case):
-    shift = case.shift.clone().requires_grad_()
-    exact_shift = case.shift.double().requires_grad_()
-
-    def ours(x):
-        same, taken = cpu.tap(x, *case.open_slots(shift))
-        return torch.cat([same * 2, taken], dim=1)
-
-    def definition(x):
-        taken = reroute(x, case.index, exact_shift, case.shifted)[:, case.gate]
-        return torch.cat([x * 2, taken], dim=1)
-
-    fast = gradients(ours, case.x, [shift])
-    assert_close(fast, gradients(definition, case.x.double(), [exact_shift]))
 
 
 @given(cases(), st.integers(1, 3), st.integers(1, 2), st.integers(1, 40), st.booleans())

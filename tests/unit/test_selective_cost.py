@@ -43,44 +43,83 @@ def test_all_kinds_start_from_the_same_weights():
     assert torch.equal(plain(x), fresh(x))
 
 
-@pytest.mark.parametrize("case", ["infer", "step"])
-def test_bench_prints_ratios_and_the_path(case, monkeypatch, capsys):
-    monkeypatch.setattr(selective_cost, "_BATCH", 2)
-    if case == "step":
-        monkeypatch.setattr("selectconv.bench.measure._BATCH", 2)
-        monkeypatch.setattr("selectconv.bench.measure.measure_memory", list)
-    assert main(["bench", case, "--repeats", "1", "--json"]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    what = {"infer": "evaluation", "step": "training step"}[case]
-    for layout in ("NCHW", "channels last"):
-        for share in ("20% of the slots re-allocated", "50% of the slots closed"):
-            (row,) = [
-                row
-                for row in rows
-                if row["case"] == f"densenet40, {what}, {layout}: {share} / plain"
-            ]
-            assert row["unit"] == "x"
-            assert row["value"] > 0
-            assert "kernel" in row["path"] or "torch's operations" in row["path"]
+def bench(capsys, *words):
+    assert main(["bench", *words, "--repeats", "1", "--json"]) == 0
+    return {row["case"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
 
 
-def test_bench_of_another_network(monkeypatch, capsys):
-    monkeypatch.setattr(selective_cost, "_BATCH", 2)
-    model = "selectconv.reproduce.networks:small_mobilenet"
-    words = ["--model", model, "--image-size", "16", "--repeats", "1", "--json"]
-    assert main(["bench", "infer", *words]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert all(row["case"].startswith(f"{model}, evaluation, ") for row in rows)
-    moved = pointwise(selective_cost.build_network(model, "moved", 16))
+SMALL = ("--model", "selectconv.reproduce.networks:small_mobilenet", "--image-size", "16")
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "channels last"])
+def test_bench_step_prints_ratios_and_the_path(layout, capsys):
+    rows = bench(capsys, "step", *SMALL, "--batch-size", "2")
+    for share in ("20% of the slots re-allocated", "50% of the slots closed"):
+        row = rows[f"{SMALL[1]}, training step, {layout}: {share} / plain"]
+        assert row["unit"] == "x"
+        assert row["value"] > 0
+        assert row["n"] == row["threads"] == 1
+        assert "kernel" in row["path"] or "torch's operations" in row["path"]
+
+
+def test_bench_step_of_densenet40_has_the_trainer_too(monkeypatch, capsys):
+    small = selective_cost.Subject(image_size=8, batch_size=2)
+    monkeypatch.setattr("selectconv.bench.measure._BATCH", 2)
+    monkeypatch.setattr("selectconv.bench.measure.Subject", lambda: small)
+    monkeypatch.setattr("selectconv.bench.measure.measure_memory", list)
+    rows = bench(capsys, "step")
+    assert rows["trainer: speed over the plain loop"]["value"] > 0
+    assert rows["64 inputs, 1x1, 20% moved: layer / conv"]["value"] > 0
+    assert "densenet40, training step, NCHW: selective, fresh / plain" in rows
+
+
+def test_bench_infer_of_another_network(capsys):
+    rows = bench(capsys, "infer", *SMALL, "--batch-size", "2")
+    assert all(case.startswith(f"{SMALL[1]}, eager, batch 2, ") for case in rows)
+    about = f"{SMALL[1]}, eager, batch 2, NCHW"
+    assert "macs_ratio" not in rows[f"{about}: 50% of the slots closed / plain"]
+    small = rows[f"{about}: compressed, 50% of the slots closed / plain"]
+    assert 0.2 < small["macs_ratio"] < 0.9
+    moved = pointwise(selective_cost.build_network(SMALL[1], "moved", 16))
     assert len(moved) == 11  # the 1x1 convs
     assert all(bool(layer.moved.any()) for layer in moved)
+
+
+def test_bench_infer_in_onnxruntime_has_no_masked_networks(capsys):
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    rows = bench(capsys, "infer", *SMALL, "--batch-size", "2", "--runtime", "onnxruntime")
+    about = f"{SMALL[1]}, onnxruntime, batch 2, NCHW"
+    assert list(rows) == [
+        f"{about}: plain",
+        f"{about}: compressed, 20% of the slots re-allocated / plain",
+        f"{about}: compressed, 50% of the slots closed / plain",
+    ]
+
+
+def test_bench_infer_compiles_both_sides(monkeypatch, capsys):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or model)
+    bench(capsys, "infer", *SMALL, "--batch-size", "1", "--runtime", "compile")
+    assert len(compiled) == 6
+
+
+def test_bench_prints_a_table_for_people(capsys):
+    words = ["infer", *SMALL, "--batch-size", "1", "--repeats", "2"]
+    assert main(["bench", *words]) == 0
+    table = capsys.readouterr().out
+    assert "smallest to largest" in table
+    assert "compressed, 50% of the slots closed / plain" in table
+    assert "CPU time, one thread" in table
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["alloc", "--model", "densenet40"], "--model goes with"),
+        (["alloc", "--batch-size", "2"], "--batch-size goes with"),
         (["step", "--model", "densenet40", "--compile"], "takes no --model"),
+        (["step", "--runtime", "eager"], "--runtime goes with `bench infer` only"),
+        (["infer", "--runtime", "onnx"], "one of eager, compile, onnxruntime"),
         (["step", "--model", "densenet4"], "Did you mean 'densenet40'"),
         (["step", "--model", "densenet40", "--image-size", "0"], "at least 1, got 0"),
     ],

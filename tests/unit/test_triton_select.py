@@ -231,6 +231,22 @@ print(json.dumps([before == after, triton_select.can_run(x), obstacle]))
 
 
 @needs_triton
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_definition_on_a_gpu(case, dtype):
+    x, index, shift, shifted = make(case, dtype)
+    seed = torch.randn(len(x), len(index), *x.shape[2:]).to(dtype)
+    exact = gradients(reroute, x.double(), index, shift.double(), shifted, seed)
+    on_gpu = [tensor.cuda() for tensor in (x, index, shift, shifted)]
+    assert triton_select.can_run(on_gpu[0])
+    results = gradients(triton_select.reroute, *on_gpu, seed.cuda())
+    for result, expected in zip(results, exact, strict=True):
+        tolerance = 2 * CLOSE[result.dtype]
+        torch.testing.assert_close(result.cpu().double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@needs_triton
 def test_compiles_for_a_gpu(tmp_path):
     """The interpreter forgives what the compiler does not; that needs no GPU."""
     script = """

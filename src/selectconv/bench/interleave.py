@@ -1,11 +1,11 @@
-"""Timing that a noisy machine allows: sides in turn in one run, medians, ratios of neighbours."""
+"""Timing that a busy machine allows: CPU time, sides in turn in one run, ratios of neighbours."""
 
 import datetime
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,22 +13,40 @@ import torch
 from selectconv.core.kernels import describe_path
 
 
-def in_turn(sides: Sequence[Callable[[], object]], repeats: int) -> list[list[float]]:
-    """Time each side once a repeat, in turn, after a warm-up: seconds by side and repeat."""
-    for side in sides:
-        side()  # warm up
-    times: list[list[float]] = [[] for _ in sides]
+def in_turn(
+    sides: Mapping[str, Callable[[], object]], repeats: int, seconds: float = 0.05
+) -> dict[str, list[float]]:
+    """Measure the CPU time of one call of each side, in seconds.
+
+    After a warm-up the sides take turns; a turn repeats a call until about `seconds` have passed.
+
+    Args:
+        sides: what to call, by name.
+        repeats: turns of each.
+        seconds: CPU time of a turn, at least one call.
+
+    Returns:
+        By name, one measurement per turn.
+    """
+    loops = {}
+    for name, side in sides.items():
+        side()  # the first call allocates, packs weights and so on
+        loops[name] = max(1, round(seconds / max(_time(side, 1), 1e-9)))
+    times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(repeats):
-        for side, seconds in zip(sides, times, strict=True):
-            started = time.perf_counter()
-            side()
-            seconds.append(time.perf_counter() - started)
+        for name, side in sides.items():
+            times[name].append(_time(side, loops[name]) / loops[name])
     return times
 
 
 def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
-    """Divide what was measured in the same repeat."""
+    """Divide what was measured in the same turn."""
     return [a / b for a, b in zip(over, under, strict=True)]
+
+
+def median_ratio(over: Sequence[float], under: Sequence[float]) -> float:
+    """Return the median of the ratios of what was measured in the same turn."""
+    return statistics.median(ratios(over, under))
 
 
 def row(name: str, case: str, values: Sequence[float], unit: str) -> dict[str, Any]:
@@ -46,6 +64,13 @@ def row(name: str, case: str, values: Sequence[float], unit: str) -> dict[str, A
         "threads": torch.get_num_threads(),
         "date": datetime.date.today().isoformat(),
     }
+
+
+def _time(run: Callable[[], object], loops: int) -> float:
+    start = time.process_time()
+    for _ in range(loops):
+        run()
+    return time.process_time() - start
 
 
 def _digits(value: float) -> float:

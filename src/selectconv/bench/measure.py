@@ -1,4 +1,4 @@
-"""The measurements behind `selectconv bench`: a step, an evaluation, a pass, the data."""
+"""The measurements behind `selectconv bench step|alloc|data`."""
 
 import copy
 import time
@@ -10,8 +10,13 @@ import torch.nn.functional as F
 from selectconv.allocate.allocator import ChannelAllocator
 from selectconv.allocate.param_groups import param_groups
 from selectconv.bench.data import bench_data
-from selectconv.bench.interleave import in_turn, row
-from selectconv.bench.selective_cost import measure_growth, measure_memory, measure_selective
+from selectconv.bench.interleave import in_turn, ratios, row
+from selectconv.bench.selective_cost import (
+    Subject,
+    measure_growth,
+    measure_memory,
+    measure_selective,
+)
 from selectconv.core.models import selective_layers
 from selectconv.data.image_set import ImageSet
 from selectconv.data.registry import Splits, dataset_info
@@ -37,25 +42,21 @@ class _Silent:
         """Show nothing."""
 
 
-def measure_step(repeats: int, compile: bool = False) -> list[dict[str, Any]]:
-    """Measure a training step of DenseNet-40: the trainer's, and what selectivity costs.
+def measure_step(
+    repeats: int, subject: Subject | None = None, *, compile: bool = False
+) -> list[dict[str, Any]]:
+    """Measure what selectivity costs a training step of a network.
 
-    With `compile`, the trainer's side alone, compiled.
+    Without a `subject`, that of DenseNet-40, the trainer's speed, memory and single layers; with
+    `compile`, the trainer's side alone, compiled.
     """
+    if subject is not None:
+        return measure_selective(repeats, subject)
     rows = _measure_trainer(repeats, compile)
     if compile:
         return rows
-    return [*rows, *measure_selective(repeats), *measure_memory(), *measure_growth(repeats)]
-
-
-def measure_step_of(model: str, repeats: int, image_size: int) -> list[dict[str, Any]]:
-    """Measure what selectivity costs a training step of any network."""
-    return measure_selective(repeats, model=model, image_size=image_size)
-
-
-def measure_infer_of(model: str, repeats: int, image_size: int) -> list[dict[str, Any]]:
-    """Measure what selectivity costs an evaluation of any network."""
-    return measure_selective(repeats, training=False, model=model, image_size=image_size)
+    rows += measure_selective(repeats, Subject())
+    return [*rows, *measure_memory(), *measure_growth(repeats)]
 
 
 def _measure_trainer(repeats: int, compile: bool) -> list[dict[str, Any]]:
@@ -92,18 +93,13 @@ def _measure_trainer(repeats: int, compile: bool) -> list[dict[str, Any]]:
         training.train_epoch(0, _Silent())
 
     command = "selectconv train --method plain" + (" --compile" if compile else "")
-    plain, ours = in_turn([plain_loop, trainer], repeats)
-    speedups = [slow / fast for slow, fast in zip(plain, ours, strict=True)]
+    plain, ours = in_turn({"plain": plain_loop, "trainer": trainer}, repeats).values()
+    speedups = ratios(plain, ours)
     return [
         row("step", "trainer: plain eager NCHW loop", [t / _STEPS * 1e3 for t in plain], "ms"),
         row("step", f"trainer: {command}", [t / _STEPS * 1e3 for t in ours], "ms"),
         row("step", "trainer: speed over the plain loop", speedups, "x"),
     ]
-
-
-def measure_infer(repeats: int) -> list[dict[str, Any]]:
-    """Time DenseNet-40's evaluation: selective against plain."""
-    return measure_selective(repeats, training=False)
 
 
 def measure_alloc(repeats: int) -> list[dict[str, Any]]:
@@ -115,20 +111,22 @@ def measure_alloc(repeats: int) -> list[dict[str, Any]]:
         with torch.no_grad():
             layer.weight[:, slots[: int(_WEAK * layer.in_channels)]] *= 1e-9
     seconds = []
-    for repeat in range(repeats + 1):
+    for _ in range(repeats + 1):
         fresh = copy.deepcopy(model)
         optimizer = torch.optim.SGD(param_groups(fresh), lr=0.1, momentum=0.9, weight_decay=1e-4)
         for parameter in fresh.parameters():
             optimizer.state[parameter]["momentum_buffer"] = torch.ones_like(parameter)
         allocator = ChannelAllocator(fresh, optimizer, total_epochs=2, max_copies=None)
-        started = time.perf_counter()
+        started = time.process_time()
         report = allocator.step(0)
-        if repeat:  # the first one warms up
-            seconds.append(time.perf_counter() - started)
+        seconds.append(time.process_time() - started)
     closed = sum(map(len, report.deallocated.values()))
     opened = sum(map(len, report.reallocated.values()))
     case = f"DenseNet-BC-190, {closed} slots closed, {opened} re-opened"
-    return [row("alloc", case, seconds, "s")]
+    return [
+        row("alloc", f"{case}: first call", seconds[:1], "s"),
+        row("alloc", f"{case}: later calls", seconds[1:], "s"),
+    ]
 
 
 def measure_data(repeats: int) -> list[dict[str, Any]]:

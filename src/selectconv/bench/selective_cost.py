@@ -2,7 +2,7 @@
 
 import multiprocessing
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,46 @@ from selectconv.train.network import build_model
 from selectconv.zoo.blocks import NormReluConv
 
 DEFAULT_MODEL = "densenet40"
-_BATCH = 64
-_IMAGE_SIZE = 32
-_MOVED = "20% of the slots re-allocated"
-_CLOSED = "50% of the slots closed"
+# What was done to the layers that re-allocate.
+KINDS = {
+    "plain": "plain",
+    "fresh": "selective, fresh",
+    "moved": "20% of the slots re-allocated",
+    "closed": "50% of the slots closed",
+}
+LAYOUTS = {"NCHW": torch.contiguous_format, "channels last": torch.channels_last}
 _STATUS = Path("/proc/self/status")
-_LAYOUTS = {"NCHW": torch.contiguous_format, "channels last": torch.channels_last}
 
 
-def build_network(name: str, kind: str, image_size: int = _IMAGE_SIZE) -> nn.Module:
+@dataclass(frozen=True)
+class Subject:
+    """What is measured.
+
+    Attributes:
+        model: a network, named as for `selectconv train --model`.
+        image_size: height and width of its images.
+        batch_size: images of a call.
+    """
+
+    model: str = DEFAULT_MODEL
+    image_size: int = 32
+    batch_size: int = 64
+
+
+def draw_images(subject: Subject, memory_format: torch.memory_format) -> Tensor:
+    """Draw a batch of images."""
+    generator = torch.Generator().manual_seed(0)
+    side = subject.image_size
+    images = torch.randn(subject.batch_size, 3, side, side, generator=generator)
+    return images.contiguous(memory_format=memory_format)
+
+
+def build_network(name: str, kind: str, image_size: int = 32) -> nn.Module:
     """Build a network: "plain", "fresh", "moved" or "closed", all with the same weights.
 
     Args:
         name: as for `selectconv train --model`.
-        kind: which slots of the layers that re-allocate were moved or closed.
+        kind: one of `KINDS`: which slots of the layers that re-allocate were moved or closed.
         image_size: height and width of its images.
     """
     torch.manual_seed(0)
@@ -68,46 +94,27 @@ def _step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], obje
     return step
 
 
-def _evaluation(model: nn.Module, images: Tensor) -> Callable[[], object]:
-    model.eval()
-
-    def evaluate() -> None:
-        with torch.no_grad():
-            model(images)
-
-    return evaluate
-
-
-def measure_selective(
-    repeats: int,
-    training: bool = True,
-    *,
-    model: str = DEFAULT_MODEL,
-    image_size: int = _IMAGE_SIZE,
-) -> list[dict[str, Any]]:
-    """Time the plain and the selective network in turn, in both layouts, eager."""
-    name, what = ("step", "training step") if training else ("infer", "evaluation")
+def measure_selective(repeats: int, subject: Subject) -> list[dict[str, Any]]:
+    """Time a training step of the plain and the selective network in turn, in both layouts."""
+    model, image_size = subject.model, subject.image_size
     rows = []
-    for layout, memory_format in _LAYOUTS.items():
-        torch.manual_seed(0)
-        images = torch.randn(_BATCH, 3, image_size, image_size)
-        images = images.contiguous(memory_format=memory_format)
-        labels = torch.randint(10, (_BATCH,))
-        sides = []
-        for kind in ("plain", "fresh", "moved", "closed"):
+    for layout, memory_format in LAYOUTS.items():
+        images = draw_images(subject, memory_format)
+        labels = torch.arange(len(images)) % 10
+        sides = {}
+        for kind in KINDS:
             # nn.Module.to's overloads do not know memory_format.
             network = build_network(model, kind, image_size)
             network = network.to(memory_format=memory_format)  # type: ignore[call-overload]
-            side = _step(network, images, labels) if training else _evaluation(network, images)
-            sides.append(side)
-        plain, fresh, moved, closed = in_turn(sides, repeats)
-        about = f"{model}, {what}, {layout}"
-        rows += [
-            row(name, f"{about}: plain", [seconds * 1e3 for seconds in plain], "ms"),
-            row(name, f"{about}: selective, fresh / plain", ratios(fresh, plain), "x"),
-            row(name, f"{about}: {_MOVED} / plain", ratios(moved, plain), "x"),
-            row(name, f"{about}: {_CLOSED} / plain", ratios(closed, plain), "x"),
-        ]
+            sides[kind] = _step(network, images, labels)
+        times = in_turn(sides, repeats)
+        about = f"{model}, training step, {layout}"
+        milliseconds = [seconds * 1e3 for seconds in times["plain"]]
+        rows.append(row("step", f"{about}: plain", milliseconds, "ms"))
+        for kind, words in KINDS.items():
+            if kind != "plain":
+                over = ratios(times[kind], times["plain"])
+                rows.append(row("step", f"{about}: {words} / plain", over, "x"))
     return rows
 
 
@@ -118,7 +125,7 @@ def measure_memory() -> list[dict[str, Any]]:
     plain, moved = _peak_kib("plain"), _peak_kib("moved")
     return [
         row("step", "peak memory of a step: plain", [plain / 1024], "MiB"),
-        row("step", f"peak memory of a step: {_MOVED} / plain", [moved / plain], "x"),
+        row("step", f"peak memory of a step: {KINDS['moved']} / plain", [moved / plain], "x"),
     ]
 
 
@@ -129,11 +136,8 @@ def _peak_kib(kind: str) -> int:
 
 def _grow(kind: str) -> int:
     """How much memory this process has at most in two training steps, beyond what it had before."""
-    step = _step(
-        build_network(DEFAULT_MODEL, kind),
-        torch.randn(_BATCH, 3, 32, 32),
-        torch.arange(_BATCH) % 10,
-    )
+    images = draw_images(Subject(), torch.contiguous_format)
+    step = _step(build_network(DEFAULT_MODEL, kind), images, torch.arange(len(images)) % 10)
     before = _resident("VmRSS")
     step()
     step()
@@ -155,13 +159,18 @@ def measure_growth(repeats: int) -> list[dict[str, Any]]:
         layer.mean_source = BatchNormMean(norm, torch.relu)
         reallocate(layer, 0.2, torch.Generator().manual_seed(0))
         x = torch.randn(16, channels, 16, 16, requires_grad=True)
-        blocks = [_block(norm, conv), _block(norm, layer)]
-        plain, lone, block, fused = in_turn(
-            [_passes(module, x) for module in (conv, layer, *blocks)], 3 * repeats
-        )
+        modules = {
+            "conv": conv,
+            "layer": layer,
+            "block": _block(norm, conv),
+            "fused": _block(norm, layer),
+        }
+        sides = {name: _passes(module, x) for name, module in modules.items()}
+        times = in_turn(sides, 3 * repeats)
         about = f"{channels} inputs, 1x1, 20% moved"
-        rows.append(row("step", f"{about}: layer / conv", ratios(lone, plain), "x"))
-        rows.append(row("step", f"{about}: behind BN and ReLU / plain", ratios(fused, block), "x"))
+        lone, fused = ratios(times["layer"], times["conv"]), ratios(times["fused"], times["block"])
+        rows.append(row("step", f"{about}: layer / conv", lone, "x"))
+        rows.append(row("step", f"{about}: behind BN and ReLU / plain", fused, "x"))
     return rows
 
 
@@ -173,11 +182,10 @@ def _block(norm: nn.Module, conv: nn.Module) -> NormReluConv:
 
 
 def _passes(module: nn.Module, x: Tensor) -> Callable[[], object]:
-    """Forward and backward, often enough to time."""
+    """Forward and backward."""
 
     def run() -> None:
-        for _ in range(4):
-            module(x).sum().backward()
+        module(x).sum().backward()
         x.grad = None
 
     return run

@@ -12,6 +12,7 @@ from selectconv.errors import UsageError
 
 CASES = ("step", "alloc", "infer", "data")
 OF_MODEL = ("step", "infer")
+RUNTIMES = ("eager", "compile", "onnxruntime")
 
 
 def add_arguments(parser: Parser) -> None:
@@ -29,8 +30,17 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--image-size",
         type=Any,
-        default=32,
-        help="with --model: height and width of the images (default: 32)",
+        default=None,
+        help="step, infer: height and width of the images (default: 32)",
+    )
+    parser.add_argument(
+        "--batch-size", type=Any, default=None, help="step, infer: images per call (default: 64)"
+    )
+    parser.add_argument(
+        "--runtime",
+        type=str | None,
+        default=None,
+        help=f"infer: one of {', '.join(RUNTIMES)} (default: eager)",
     )
     parser.add_argument("--compile", action="store_true", help="step: with torch.compile")
     parser.add_argument("--json", action="store_true", help="print one JSON line per case")
@@ -38,37 +48,82 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: Namespace) -> int:
     """Measure and print."""
-    from selectconv.bench import measure
+    _check(options)
+    from selectconv.core.threads import one_thread
+
+    with one_thread():
+        rows = _measure(options)
+    if options.json:
+        for row in rows:
+            print(json.dumps(row))
+        return 0
+    Console(width=None if Console().is_terminal else 130).print(_table(options.case, rows))
+    return 0
+
+
+def _check(options: Namespace) -> None:
     from selectconv.checks import check_choice
 
     check_choice("case", options.case, CASES)
     check_whole(options, "repeats", 1)
     if options.compile and options.case != "step":
         raise UsageError("--compile goes with `bench step` only.")
-    check_whole(options, "image_size", 1)
-    if options.model is not None and options.case not in OF_MODEL:
-        raise UsageError(f"--model goes with `bench {'` and `bench '.join(OF_MODEL)}` only.")
-    if options.model is not None and options.compile:
-        raise UsageError("--compile measures the trainer's step; it takes no --model.")
-    rows: list[dict[str, Any]]
-    if options.model is not None:
-        measured = getattr(measure, f"measure_{options.case}_of")
-        rows = measured(options.model, options.repeats, options.image_size)
-    elif options.case == "step":
-        rows = measure.measure_step(options.repeats, compile=options.compile)
-    else:
-        rows = getattr(measure, f"measure_{options.case}")(options.repeats)
-    if options.json:
-        for row in rows:
-            print(json.dumps(row))
-        return 0
-    table = Table(title=f"selectconv bench {options.case} (median of {options.repeats})")
+    if options.runtime is not None:
+        check_choice("runtime", options.runtime, RUNTIMES)
+        if options.case != "infer":
+            raise UsageError("--runtime goes with `bench infer` only.")
+    for name in ("model", "image_size", "batch_size"):
+        if getattr(options, name) is None:
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        if options.case not in OF_MODEL:
+            raise UsageError(f"{flag} goes with `bench {'` and `bench '.join(OF_MODEL)}` only.")
+        if options.compile:
+            raise UsageError(f"--compile measures the trainer's step; it takes no {flag}.")
+        if name != "model":
+            check_whole(options, name, 1)
+
+
+def _measure(options: Namespace) -> list[dict[str, Any]]:
+    from selectconv.bench import inference, measure
+    from selectconv.bench.selective_cost import Subject
+
+    given = {
+        name: getattr(options, name)
+        for name in ("model", "image_size", "batch_size")
+        if getattr(options, name) is not None
+    }
+    subject = Subject(**given) if given else None
+    if options.case == "infer":
+        return inference.measure_infer(options.repeats, subject, options.runtime or "eager")
+    if options.case == "step":
+        return measure.measure_step(options.repeats, subject, compile=options.compile)
+    measured = {"alloc": measure.measure_alloc, "data": measure.measure_data}
+    return measured[options.case](options.repeats)
+
+
+def _table(case: str, rows: list[dict[str, Any]]) -> Table:
+    """Make the table: one line per case, under a heading where a network or a layout begins."""
+    table = Table(title=f"selectconv bench {case}: CPU time, one thread, sides in turn")
     table.add_column("case")
-    for head in ("value", "unit", "from", "to"):
+    for head in ("median", "smallest to largest", "n", "multiply-adds"):
         table.add_column(head, justify="right")
+    heading = None
     for row in rows:
+        about, colon, what = row["case"].rpartition(": ")
+        if colon and about != heading:
+            heading = about
+            table.add_section()
+            table.add_row(f"[bold]{about}[/bold]")
         low, high = row["spread"]
-        table.add_row(row["case"], f"{row['value']:g}", row["unit"], f"{low:g}", f"{high:g}")
-    table.caption = f"selective layers run on: {rows[0]['path']}"
-    Console(width=None if Console().is_terminal else 130).print(table)
-    return 0
+        macs = row.get("macs_ratio")
+        table.add_row(
+            f"  {what}" if colon else what,
+            f"{row['value']:g} {row['unit']}",
+            "-" if row["n"] == 1 else f"{low:g} to {high:g}",
+            str(row["n"]),
+            "" if macs is None else f"{macs:g} x",
+        )
+    path = f"selective layers run on: {rows[0]['path']}"
+    table.caption = f"x: over plain, or as the line says; {path}"
+    return table

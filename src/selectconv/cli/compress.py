@@ -14,6 +14,8 @@ from rich.table import Table
 from selectconv.cli.parser import Parser, check_whole
 from selectconv.cli.places import check_output
 
+_MOST_HELD = 10  # lines of the second table
+
 
 def add_arguments(parser: Parser) -> None:
     """Add the verb's options."""
@@ -86,8 +88,39 @@ def run(options: Namespace) -> int:
             "-" if row["ms"] is None else f"{row['ms']:.2f}",
             "-" if row["time_ratio"] is None else f"{row['time_ratio']:.2f}",
         )
-    Console(width=None if Console().is_terminal else 110).print(table)
+    console = Console(width=None if Console().is_terminal else 110)
+    console.print(table)
+    if options.table:
+        console.print(_held_table(model, example[:1], rows))
     return 0
+
+
+def _held_table(model: Any, one: Any, rows: list[dict[str, Any]]) -> Table | str:
+    """List the filters that stay although most of their readers closed them."""
+    from selectconv.deploy.held_filters import find_held
+    from selectconv.trace.dataflow import trace_dataflow
+
+    held = find_held(trace_dataflow(model, one))
+    if not held:
+        return "Every filter that stays is read by at least half of the layers that could."
+    total = next(row["macs"] for row in rows if row["model"] == "compressed")
+    table = Table(title="Filters that stay although most of the layers behind them closed them")
+    table.add_column("conv")
+    table.add_column("filters", justify="right")
+    table.add_column("still read by")
+    table.add_column("of all multiply-adds", justify="right")
+    for row in held[:_MOST_HELD]:
+        names = ", ".join(row.readers[:2])
+        more = len(row.readers) - 2
+        table.add_row(
+            row.name,
+            f"{row.count} of {row.kept}",
+            names + (f" and {more} more" if more > 0 else ""),
+            f"{row.macs / total:.1%}",
+        )
+    macs = sum(row.macs for row in held)
+    table.caption = f"{len(held)} convs; in all {macs / total:.1%} of the multiply-adds"
+    return table
 
 
 def _rows(
@@ -112,7 +145,7 @@ def _rows(
     }
     times: dict[str, list[float]] = {}
     if repeats:
-        from selectconv.bench.latency import measure_latency
+        from selectconv.bench.interleave import in_turn
         from selectconv.deploy.onnx import export_onnx, open_session
 
         with tempfile.TemporaryDirectory() as folder:
@@ -122,7 +155,7 @@ def _rows(
             session = open_session(file)
         runs["onnx"] = functools.partial(session, example)
         with torch.inference_mode():
-            times = measure_latency(runs, repeats)
+            times = in_turn(runs, repeats)
     return [
         {
             "model": name,
@@ -138,7 +171,7 @@ def _rows(
 def _timing(times: dict[str, list[float]], name: str) -> dict[str, float | None]:
     import statistics
 
-    from selectconv.bench.latency import median_ratio
+    from selectconv.bench.interleave import median_ratio
 
     if not times:
         return {"ms": None, "time_ratio": None}

@@ -1,8 +1,8 @@
 """Section 2.2: the selective convolutional layer, in one, two and three dimensions.
 
 `SelectConv(X; W) = Conv(SelectChannel(X); W)`. The allocation lives in four buffers and the `shift`
-parameter, and nowhere else: nothing is cached, so loading, moving, copying or broadcasting them is
-all it takes to move an allocation.
+parameter, and nowhere else, so loading, moving, copying or broadcasting them is all it takes to
+move an allocation. (Counts of slots are kept beside the bytes that they were taken from.)
 """
 
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -44,6 +45,8 @@ class SelectConvNd(SlottedConvNd):
     _plain_type: type[nn.modules.conv._ConvNd]
     # Whether the layer does all of SelectChannel; what only does a part cannot be compressed.
     is_whole = True
+    # The buffers' bytes when they were last counted, and the counts.
+    _counted: tuple[tuple[bytes, ...], _SlotCounts] | None = None
 
     def __init__(
         self,
@@ -132,11 +135,15 @@ class SelectConvNd(SlottedConvNd):
             # No look at the buffers' values: one graph serves every allocation, and no GPU waits.
             return partial(self._convolve_every_slot, kernel=kernel)
         slots = self._count_slots()
-        if kernel is None or not (slots.rerouted or self._gathers(slots)):
+        if kernel is None:
             return partial(self._convolve_masked, slots=slots)
-        if slots.rerouted and self._splits(slots):
-            return self._convolve_apart
-        return partial(self._convolve_open, slots=slots)
+        if not (slots.closed or slots.rerouted):
+            return self._convolve_fresh
+        if x.numel() < self.weight.numel():
+            return partial(self._convolve_selected, slots=slots)
+        if slots.rerouted or self._gathers(slots):
+            return partial(self._convolve_open, slots=slots)
+        return partial(self._convolve_masked, slots=slots)
 
     def forward_norm_relu(self, x: Tensor, norm: nn.Module) -> Tensor | None:
         """Compute `self(relu(norm(x)))` with norm, ReLU and SelectChannel in one kernel.
@@ -209,10 +216,11 @@ class SelectConvNd(SlottedConvNd):
         if self.gate.device.type != "cpu":
             buffers = list(torch.stack([buffer.long() for buffer in buffers]).cpu())  # one transfer
         gate, shifted, index = (buffer.numpy() for buffer in buffers)
-        gate, shifted = gate.astype(bool), (shifted & gate).astype(bool)
-        rerouted = shifted | (gate & (index != np.arange(len(index))))
-        counts = (np.count_nonzero(flags) for flags in (~gate, rerouted, shifted))
-        return _SlotCounts(*map(int, counts))
+        # Whoever wrote into the buffers, the same bytes have the same counts.
+        content = (gate.tobytes(), shifted.tobytes(), index.tobytes())
+        if self._counted is None or self._counted[0] != content:
+            self._counted = (content, _count(gate, shifted, index))
+        return self._counted[1]
 
     def _gathers(self, slots: "_SlotCounts") -> bool:
         """Return whether copying the open channels costs less than convolving the closed ones."""
@@ -220,11 +228,6 @@ class SelectConvNd(SlottedConvNd):
             return False
         multiplies = self.weight[:, 0].numel() * slots.closed
         return multiplies > _COPY_COST * (self.in_channels - slots.closed)
-
-    def _splits(self, slots: "_SlotCounts") -> bool:
-        """Return whether convolving rerouted slots apart costs less than copying the input."""
-        multiplies = self.weight[:, 0].numel() * slots.rerouted
-        return self.groups == 1 and multiplies < _COPY_COST * self.in_channels
 
     def _convolve_every_slot(self, x: Tensor, kernel: kernels.Kernel | None) -> Tensor:
         """Convolve all slots, with weights of zero where they are closed."""
@@ -237,16 +240,22 @@ class SelectConvNd(SlottedConvNd):
             weight = self._with_shift(weight)
         return self._convolve(self._reroute(x) if slots.rerouted else x, weight)
 
-    def _convolve_apart(self, x: Tensor) -> Tensor:
-        """Convolve the input as it is, without a copy of it, and add the rerouted slots' part."""
-        rerouted = self.rerouted()
-        keeps = (self.gate & ~rerouted).view(1, -1, *[1] * self._num_axes)
-        own_weight = torch.where(keeps, self.weight, 0.0)
-        slots = rerouted.nonzero().flatten()
-        x, moved = kernels.cpu.tap(x, *self._allocation_of(slots))
-        forward = cast(Any, self)._conv_forward
-        part: Tensor = forward(moved, self.weight.index_select(1, slots), None)
-        return cast(Tensor, forward(x, own_weight, self.bias).add_(part))
+    def _convolve_fresh(self, x: Tensor) -> Tensor:
+        """Convolve as the plain conv does: every slot reads its own channel as it is."""
+        if self.shift is None or not torch.is_grad_enabled():
+            return self._convolve(x, self.weight)
+        return self._convolve(x, _Tied.apply(self.weight, self.shift))  # type: ignore[no-untyped-call]
+
+    def _convolve_selected(self, x: Tensor, slots: "_SlotCounts") -> Tensor:
+        """Rebuild the whole input, with zeros for closed slots; the weight stays as it is."""
+        weight = self.weight
+        if slots.rerouted:
+            x = self._reroute(x, kernels.cpu)
+        elif self.shift is not None and torch.is_grad_enabled():
+            weight = _Tied.apply(weight, self.shift)  # type: ignore[no-untyped-call]
+        if slots.closed:
+            x = torch.where(self.gate.view(1, -1, *[1] * self._num_axes), x, 0.0)
+        return self._convolve(x, weight)
 
     def _convolve_open(
         self,
@@ -332,6 +341,29 @@ def _norm_relu(x: Tensor, norm: nn.modules.batchnorm._BatchNorm) -> Tensor:
             x, mean, var, norm.weight, norm.bias, training=by_batch, eps=norm.eps
         )
         return normed.relu_()
+
+
+class _Tied(torch.autograd.Function):
+    """A weight as it is, whose gradient brings zeros for the shift along; nothing is copied."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, shift: Tensor) -> Tensor:
+        ctx.save_for_backward(shift)
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        (shift,) = ctx.saved_tensors
+        return grad, torch.zeros_like(shift)
+
+
+def _count(
+    gate: npt.NDArray[np.bool_], shifted: npt.NDArray[np.bool_], index: npt.NDArray[np.int64]
+) -> _SlotCounts:
+    gate, shifted = gate.astype(bool), (shifted & gate).astype(bool)
+    rerouted = shifted | (gate & (index != np.arange(len(index))))
+    counts = (np.count_nonzero(flags) for flags in (~gate, rerouted, shifted))
+    return _SlotCounts(*map(int, counts))
 
 
 def has_hooks(module: nn.Module) -> bool:

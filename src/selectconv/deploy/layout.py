@@ -170,7 +170,7 @@ def _find_needed(flow: Dataflow, shared: set[fx.Node]) -> dict[fx.Node, Mask]:
             needed[node][:] = True
         if not needed[node].any():  # only its shape is read
             needed[node][:1] = True
-        for other, mask in _reads(flow, op, needed[node]):
+        for other, mask in reads(flow, op, needed[node]):
             if other in needed:
                 needed[other] |= mask
             else:
@@ -187,7 +187,7 @@ def _find_shared(flow: Dataflow) -> set[fx.Node]:
     return {node for nodes in calls.values() if len(nodes) > 1 for node in nodes}
 
 
-def _reads(flow: Dataflow, op: Operation, need: Mask) -> Iterator[tuple[fx.Node, Mask]]:
+def reads(flow: Dataflow, op: Operation, need: Mask) -> Iterator[tuple[fx.Node, Mask]]:
     """Yield what an operation needs of each of its inputs, if `need` is needed of its output."""
     node = op.node
     if op.kind is Kind.CONV:

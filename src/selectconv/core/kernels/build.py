@@ -21,7 +21,7 @@ import torch
 from selectconv.files import cache_folder, replacing
 
 _COMPILERS = ("cc", "gcc", "clang")
-_TIMEOUT_S = 60
+_TIMEOUT_S = 600  # a compiler that hangs; on a busy machine a second may take minutes
 # Each must be a set of instructions for which torch itself has kernels.
 _INSTRUCTIONS = {"AVX512": "-march=x86-64-v4", "AVX2": "-march=x86-64-v3"}
 

@@ -20,7 +20,7 @@ _BAD_INDEX = 2  # of select.c
 class _Shape(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("images", "channels", "height", "width", "slots")),
-        *((name, ctypes.c_int32) for name in ("channels_last", "axes", "relu", "threads", "adds")),
+        *((name, ctypes.c_int32) for name in ("channels_last", "axes", "relu", "threads")),
     ]
 
 
@@ -66,17 +66,6 @@ def describe() -> str:
 def reroute(x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | None) -> Tensor:
     """Compute `core.shift.reroute(x, index, shift, shifted)`."""
     return _Reroute.apply(x, None, None, *_shifts(shift, shifted), index, None)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def tap(
-    x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return `x` and `reroute(x, ...)`, whose gradient is added into that of the `x` returned.
-
-    For few slots, it saves a pass over the whole gradient. The `x` returned must be used by one
-    operation alone, which makes a gradient of its own.
-    """
-    return _Tap.apply(x, *_shifts(shift, shifted), index)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def norm_relu_reroute(
@@ -185,40 +174,6 @@ class _Reroute(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias, grad_shift, None, None, None
 
 
-class _Tap(torch.autograd.Function):
-    """Inputs: x, shift; then what has no derivative."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, shift: Tensor | None, shifted: Tensor | None, index: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(x, shift, shifted, index)
-        return x.view_as(x), reroute(x, index, shift, shifted)
-
-    @staticmethod
-    def backward(ctx: Any, grad_x: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, shift, shifted, index = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a derivative of this derivative is wanted
-            out = define(x, index, shift, shifted)
-            inputs = [tensor for tensor in (x, shift) if tensor is not None]
-            grads = torch.autograd.grad(
-                out, inputs, grad, create_graph=True, allow_unused=True, materialize_grads=True
-            )
-            return grad_x + grads[0], (None if shift is None else grads[1]), None, None
-        grad = grad.contiguous(memory_format=_format(x))
-        grad_x = grad_x.contiguous(memory_format=_format(x))
-        grad_shift = None if shift is None else torch.empty_like(shift)
-        shape, allocation = _describe(x, index, shift, shifted, relu=False, adds=True)
-        _check(
-            load_kernel().library.select_backward(  # type: ignore[union-attr]
-                ctypes.byref(shape),
-                ctypes.byref(allocation),
-                *_pointers(x, None, None, None, grad, grad_x, None, grad_shift),
-            )
-        )
-        return grad_x, grad_shift, None, None
-
-
 def _definition(
     ctx: Any,
     x: Tensor,
@@ -243,7 +198,7 @@ def _definition(
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     mean, var = x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
-    shape = _Shape(*_sizes(x), 0, not x.is_contiguous(), x.ndim - 2, 0, torch.get_num_threads(), 0)
+    shape = _Shape(*_sizes(x), 0, not x.is_contiguous(), x.ndim - 2, 0, torch.get_num_threads())
     library = load_kernel().library
     assert library is not None
     _check(library.channel_moments(ctypes.byref(shape), *_pointers(x, mean, var)))
@@ -269,10 +224,9 @@ def _describe(
     shift: Tensor | None,
     shifted: Tensor | None,
     relu: bool,
-    adds: bool = False,
 ) -> tuple[_Shape, _Allocation]:
     axes, threads = x.ndim - 2, torch.get_num_threads()
-    shape = _Shape(*_sizes(x), len(index), not x.is_contiguous(), axes, relu, threads, adds)
+    shape = _Shape(*_sizes(x), len(index), not x.is_contiguous(), axes, relu, threads)
     return shape, _Allocation(*_pointers(shifted, index, shift))
 
 

@@ -20,7 +20,6 @@ typedef struct {
 typedef struct {
     int64_t images, channels, height, width, slots;
     int32_t channels_last, axes, relu, threads;
-    int32_t adds; /* backward: add to grad_x, which holds another gradient already; without batch norm */
 } Shape;
 
 /* The allocation of the open slots; shift is (slots, axes), NULL: nothing is shifted. */
@@ -140,6 +139,122 @@ static void shift_plane_backward(const float *restrict grad_out, const float *re
     grad_shift[1] = right_sum;
 }
 
+/* Maps this narrow are shifted as one long row: a loop over each of their rows would be all overhead. */
+#define NARROW 32
+
+static int is_narrow(const Shape *shape) { return shape->width < NARROW && shape->height < 4 * NARROW; }
+
+/* Scratch space of the two functions below: planes with a margin on both sides. */
+static int64_t flat_scratch(const Shape *shape) {
+    return 4 * (shape->height * shape->width + 2 * (shape->width + 2));
+}
+
+typedef struct {
+    int64_t from, to; /* pixels of the plane whose row exists */
+    int64_t step;     /* to the pixel that is read */
+} Rows;
+
+static Rows rows_of(int64_t down, int64_t height, int64_t width) {
+    int64_t from = down < 0 ? -down : 0, to = down > 0 ? height - down : height;
+    if (from > height) from = height;
+    if (to < from) to = from;
+    return (Rows){from * width, to * width, down * width};
+}
+
+/* out[p] = near * in[p + right] + far * in[p + right + 1] within each row; `in` has margins of zeros. */
+static void mix_columns(const float *restrict in, float *restrict out, int64_t right, float near,
+                        float far, int64_t height, int64_t width) {
+    int64_t pixels = height * width;
+    if (right < -1 - width || right > width) {
+        memset(out, 0, pixels * sizeof *out);
+        return;
+    }
+    for (int64_t p = 0; p < pixels; p++) out[p] = near * in[p + right] + far * in[p + right + 1];
+    /* Columns that read beyond the end of their row. */
+    int64_t from = right < 0 ? -right : 0, to = right >= 0 ? width - right - 1 : width;
+    if (from > width) from = width;
+    if (to < from) to = from;
+    for (int64_t x = 0; x < width; x++) {
+        if (x == from) x = to;
+        if (x >= width) break;
+        int has_near = x + right >= 0 && x + right < width;
+        int has_far = x + right + 1 >= 0 && x + right + 1 < width;
+        for (int64_t y = 0; y < height; y++) {
+            const float *at = in + y * width + x + right;
+            out[y * width + x] = has_near ? near * at[0] : has_far ? far * at[1] : 0;
+        }
+    }
+}
+
+/* A map of one pixel: along each axis the shift is a factor, near[0], of slope near[1]. */
+static void factor_of(int64_t whole, float fraction, float *near) {
+    near[0] = whole == 0 ? 1 - fraction : whole == -1 ? fraction : 0;
+    near[1] = whole == 0 ? -1 : whole == -1 ? 1 : 0;
+}
+
+/* shift_plane for a narrow map. */
+static void shift_narrow(const float *restrict in, float *restrict out, const Slot *slot, int64_t height,
+                         int64_t width, float *restrict scratch) {
+    int64_t pixels = height * width, margin = width + 2;
+    float far_y = slot->far_down, near_y = 1 - far_y;
+    if (pixels == 1) {
+        float row[2], column[2];
+        factor_of(slot->down, far_y, row);
+        factor_of(slot->right, slot->far_right, column);
+        out[0] = row[0] * in[0] * column[0];
+        return;
+    }
+    memset(scratch, 0, (pixels + 2 * margin) * sizeof *scratch);
+    float *mixed = scratch + margin;
+    Rows near = rows_of(slot->down, height, width), far = rows_of(slot->down + 1, height, width);
+    for (int64_t p = near.from; p < near.to; p++) mixed[p] = near_y * in[p + near.step];
+    for (int64_t p = far.from; p < far.to; p++) mixed[p] += far_y * in[p + far.step];
+    mix_columns(mixed, out, slot->right, 1 - slot->far_right, slot->far_right, height, width);
+}
+
+/* shift_plane_backward for a narrow map. */
+static void shift_narrow_backward(const float *restrict grad_out, const float *restrict in,
+                                  float *restrict grad_in, const Slot *slot, int64_t height,
+                                  int64_t width, float *restrict scratch, double *grad_shift) {
+    int64_t pixels = height * width, margin = width + 2, plane = pixels + 2 * margin;
+    float far_y = slot->far_down, near_y = 1 - far_y, far_x = slot->far_right, near_x = 1 - far_x;
+    if (pixels == 1) {
+        float row[2], column[2], both = grad_out[0] * in[0];
+        factor_of(slot->down, far_y, row);
+        factor_of(slot->right, far_x, column);
+        grad_in[0] += row[0] * column[0] * grad_out[0];
+        grad_shift[0] = row[1] * column[0] * both;
+        grad_shift[1] = row[0] * column[1] * both;
+        return;
+    }
+    memset(scratch, 0, plane * sizeof *scratch);
+    float *padded = scratch + margin, *grad = scratch + plane, *tilt = grad + pixels;
+    float *mixed = scratch + 3 * plane;
+    memcpy(padded, grad_out, pixels * sizeof *padded);
+    /* The transpose reads the opposite way: near at x - right, far one before it. */
+    mix_columns(padded, grad, -slot->right - 1, far_x, near_x, height, width);
+    mix_columns(padded, tilt, -slot->right - 1, 1, -1, height, width);
+    Rows near = rows_of(slot->down, height, width), far = rows_of(slot->down + 1, height, width);
+    memset(mixed, 0, pixels * sizeof *mixed);
+    float down_sum = 0, right_sum = 0;
+#pragma omp simd reduction(+ : down_sum)
+    for (int64_t p = near.from; p < near.to; p++) {
+        mixed[p] = near_y * in[p + near.step];
+        down_sum -= grad[p] * in[p + near.step];
+    }
+#pragma omp simd reduction(+ : down_sum)
+    for (int64_t p = far.from; p < far.to; p++) {
+        mixed[p] += far_y * in[p + far.step];
+        down_sum += grad[p] * in[p + far.step];
+    }
+#pragma omp simd reduction(+ : right_sum)
+    for (int64_t p = 0; p < pixels; p++) right_sum += mixed[p] * tilt[p];
+    for (int64_t p = near.from; p < near.to; p++) grad_in[p + near.step] += near_y * grad[p];
+    for (int64_t p = far.from; p < far.to; p++) grad_in[p + far.step] += far_y * grad[p];
+    grad_shift[0] = down_sum;
+    grad_shift[1] = right_sum;
+}
+
 /* Chan's update: mean and sum of squared deviations of two sets from those of each. */
 static void join_moments(double *count, double *mean, double *squares, double count_b, double mean_b,
                          double squares_b) {
@@ -235,7 +350,7 @@ static void forward_planes(const Shape *shape, const float *x, const float *scal
     int is_normed = scale != NULL;
 #pragma omp parallel num_threads(shape->threads)
     {
-        float *plane = malloc((pixels + width + 2) * sizeof *plane);
+        float *plane = malloc((pixels + width + 2 + flat_scratch(shape)) * sizeof *plane);
         if (!plane) *failed = NO_MEMORY;
 #pragma omp for
         for (int64_t i = 0; i < shape->images * open; i++) {
@@ -249,6 +364,8 @@ static void forward_planes(const Shape *shape, const float *x, const float *scal
                 memcpy(out, in, pixels * sizeof *out);
             else if (!slot->is_shifted)
                 activate_plane(in, out, pixels, scale[c], offset[c], shape->relu);
+            else if (!is_normed && is_narrow(shape))
+                shift_narrow(in, out, slot, height, width, plane);
             else {
                 if (is_normed) activate_plane(in, plane, pixels, scale[c], offset[c], shape->relu);
                 row[0] = row[width + 1] = 0;
@@ -272,7 +389,7 @@ typedef struct {
     int is_whole;                 /* y has a slot for every channel, most of which read their own */
 } Routes;
 
-static int plan_routes(Routes *routes, const Slot *slots, int64_t open, int64_t channels, int adds) {
+static int plan_routes(Routes *routes, const Slot *slots, int64_t open, int64_t channels) {
     int32_t *space = malloc((5 * open + channels + 1) * sizeof *space);
     if (!space) return NO_MEMORY;
     memset(routes, 0, sizeof *routes);
@@ -282,7 +399,7 @@ static int plan_routes(Routes *routes, const Slot *slots, int64_t open, int64_t 
     routes->plane_of = space + 3 * open;
     routes->channel_of = space + 4 * open;
     int32_t *number = space + 5 * open;
-    routes->is_whole = open == channels && !adds;
+    routes->is_whole = open == channels;
     for (int64_t c = 0; c < channels; c++) number[c] = -1;
     for (int64_t s = 0; s < open; s++) {
         int32_t c = (int32_t)slots[s].channel;
@@ -333,13 +450,13 @@ static void forward_last(const Shape *shape, const float *x, const float *scale,
     int64_t pixels = height * width;
     int64_t step = pixels + PLANE_GAP;
     Routes routes;
-    if (plan_routes(&routes, slots, open, channels, shape->adds)) {
+    if (plan_routes(&routes, slots, open, channels)) {
         *failed = NO_MEMORY;
         return;
     }
 #pragma omp parallel num_threads(shape->threads)
     {
-        int64_t wanted = (routes.planes + routes.moved) * step + channels + width + 2;
+        int64_t wanted = (routes.planes + routes.moved) * step + channels + width + 2 + flat_scratch(shape);
         float *sources = malloc(wanted * sizeof *sources);
         if (!sources) *failed = NO_MEMORY;
 #pragma omp for
@@ -350,9 +467,14 @@ static void forward_last(const Shape *shape, const float *x, const float *scale,
             const float *in = x + n * pixels * channels;
             gather_planes(in, channels, pixels, scale, offset, shape->relu, &routes, sources, step);
             row[0] = row[width + 1] = 0;
-            for (int64_t m = 0; m < routes.moved; m++)
-                shift_plane(sources + routes.plane_of[m] * step, shifted + m * step,
-                            &slots[routes.move_to[m]], height, width, row);
+            for (int64_t m = 0; m < routes.moved; m++) {
+                const float *from = sources + routes.plane_of[m] * step;
+                const Slot *slot = &slots[routes.move_to[m]];
+                if (!scale && is_narrow(shape))
+                    shift_narrow(from, shifted + m * step, slot, height, width, row);
+                else
+                    shift_plane(from, shifted + m * step, slot, height, width, row);
+            }
             for (int64_t p = 0; p < pixels; p++) {
                 const float *from = in + p * channels;
                 float *to = y + (n * pixels + p) * open;
@@ -429,7 +551,7 @@ static void backward_planes(const Shape *shape, const float *x, const float *sca
     first[channels] = open;
 #pragma omp parallel num_threads(shape->threads)
     {
-        float *plane = malloc((pixels + 3 * width + 2) * sizeof *plane);
+        float *plane = malloc((pixels + 3 * width + 2 + flat_scratch(shape)) * sizeof *plane);
         if (!plane) *failed = NO_MEMORY;
 #pragma omp for
         for (int64_t i = 0; i < shape->images * channels; i++) {
@@ -440,15 +562,20 @@ static void backward_planes(const Shape *shape, const float *x, const float *sca
             const float *grad = out;
             int64_t start = first[c], stop = first[c + 1];
             int is_active = 0; /* `plane` holds the activated channel */
-            if (stop - start == 1 && !slots[readers[start]].is_shifted && !shape->adds)
+            if (stop - start == 1 && !slots[readers[start]].is_shifted)
                 grad = grad_y + (n * open + readers[start]) * pixels; /* no copy */
             else {
-                if (!shape->adds) memset(out, 0, pixels * sizeof *out);
+                memset(out, 0, pixels * sizeof *out);
                 for (int64_t r = start; r < stop; r++) {
                     int64_t s = readers[r];
                     const float *from = grad_y + (n * open + s) * pixels;
                     if (!slots[s].is_shifted) {
                         for (int64_t p = 0; p < pixels; p++) out[p] += from[p];
+                        continue;
+                    }
+                    if (!scale && is_narrow(shape)) {
+                        shift_narrow_backward(from, in, out, &slots[s], height, width, plane,
+                                              grad_shift + 2 * (n * open + s));
                         continue;
                     }
                     if (scale && !is_active)
@@ -488,13 +615,14 @@ static void backward_last(const Shape *shape, const float *x, const float *scale
     int64_t pixels = height * width;
     int64_t step = pixels + PLANE_GAP;
     Routes routes;
-    if (plan_routes(&routes, slots, open, channels, shape->adds)) {
+    if (plan_routes(&routes, slots, open, channels)) {
         *failed = NO_MEMORY;
         return;
     }
 #pragma omp parallel num_threads(shape->threads)
     {
-        int64_t wanted = (2 * routes.planes + routes.moved) * step + 2 * channels + 3 * width + 2;
+        int64_t wanted = (2 * routes.planes + routes.moved) * step + 2 * channels + 3 * width + 2 +
+                         flat_scratch(shape);
         float *sources = malloc(wanted * sizeof *sources);
         if (!sources) *failed = NO_MEMORY;
 #pragma omp for
@@ -513,6 +641,12 @@ static void backward_last(const Shape *shape, const float *x, const float *scale
                     grad_moved[m * step + p] = grad[p * open + routes.move_to[m]];
             for (int64_t m = 0; m < routes.moved; m++) {
                 int64_t s = routes.move_to[m], k = routes.plane_of[m];
+                if (!scale && is_narrow(shape)) {
+                    shift_narrow_backward(grad_moved + m * step, sources + k * step,
+                                          grad_sources + k * step, &slots[s], height, width, row,
+                                          grad_shift + 2 * (n * open + s));
+                    continue;
+                }
                 shift_plane_backward(grad_moved + m * step, sources + k * step,
                                      grad_sources + k * step, &slots[s], height, width, row,
                                      grad_shift + 2 * (n * open + s));
@@ -522,9 +656,7 @@ static void backward_last(const Shape *shape, const float *x, const float *scale
                 for (int64_t p = y * width; p < (y + 1) * width; p++) {
                     const float *from = grad + p * open;
                     float *to = out + p * channels;
-                    if (shape->adds)
-                        ;
-                    else if (routes.is_whole) {
+                    if (routes.is_whole) {
                         memcpy(to, from, channels * sizeof *to);
                         /* These slots read other channels than their own. */
                         for (int64_t i = 0; i < routes.copies; i++) to[routes.copy_to[i]] = 0;

@@ -1,0 +1,193 @@
+"""Check and time the Triton kernel on a CUDA device: `make gpu-check`.
+
+    python benchmarks/gpu_check.py [--out FILE]
+
+Runs the tests that need a GPU, holds the kernel to the definition for drawn cases in three dtypes
+and both memory formats, times it and a training step, and prints a report to send back. The exit
+code is 0 if all is well, 1 if there is no CUDA device, or something failed.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import selectconv
+from selectconv.bench.selective_cost import build_network
+from selectconv.core.kernels import describe_path, triton_select
+from selectconv.core.shift import reroute
+
+# One rounding of a result in 24, 11 and 8 bits; sums of a gradient are computed in float32.
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
+SHAPES = [(2, 5, 7, 9), (3, 64, 8, 8), (1, 33, 1, 1), (4, 16, 32, 17), (2, 24, 56, 56), (2, 8, 31)]
+FORMATS = {"NCHW": torch.contiguous_format, "channels last": torch.channels_last}
+
+
+def draw_case(shape: tuple[int, ...], seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Draw an input and an allocation on the CPU, in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    slots, axes = shape[1], len(shape) - 2
+    x = torch.randn(shape, generator=generator, dtype=torch.float64)
+    index = torch.randint(slots, (slots,), generator=generator)
+    shift = (torch.rand(slots, axes, generator=generator, dtype=torch.float64) * 2 - 1) * 3
+    shift[::3] = shift[::3].round()  # whole pixels
+    shifted = torch.rand(slots, generator=generator) < 0.7
+    return x, index, shift.float().double(), shifted
+
+
+def results(
+    function: Callable[..., Tensor], x: Tensor, index: Tensor, shift: Tensor, shifted: Tensor
+) -> list[Tensor]:
+    """Return the output and both gradients, for weights of the output that are its own numbers."""
+    x, shift = x.detach().requires_grad_(), shift.detach().requires_grad_()
+    out = function(x, index, shift, shifted)
+    seed = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape)
+    grads = torch.autograd.grad(out, (x, shift), seed.to(out))
+    return [out.detach(), *grads]
+
+
+def largest_difference(got: Tensor, want: Tensor) -> float:
+    """Return the largest difference, relative to the largest value that is wanted."""
+    want = want.double()
+    return float((got.double().cpu() - want).abs().max() / want.abs().max().clamp(min=1e-12))
+
+
+def check_kernel(device: torch.device) -> list[dict[str, Any]]:
+    """Compare the kernel with the definition in float64 on the CPU."""
+    rows = []
+    for number, shape in enumerate(SHAPES):
+        for dtype, tolerance in TOLERANCE.items():
+            for layout, memory_format in FORMATS.items():
+                x, index, shift, shifted = draw_case(shape, number)
+                x = x.to(dtype).double()  # what the kernel sees, exactly
+                want = results(reroute, x, index, shift, shifted)
+                own = x.to(device, dtype)
+                if x.ndim == 4:
+                    own = own.contiguous(memory_format=memory_format)
+                elif layout != "NCHW":
+                    continue
+                rest = (index.to(device), shift.float().to(device), shifted.to(device))
+                assert triton_select.can_run(own)
+                got = results(triton_select.reroute, own, *rest)
+                worst = max(map(largest_difference, got, want))
+                rows.append(
+                    {
+                        "case": f"{tuple(shape)}, {dtype}, {layout}".replace("torch.", ""),
+                        "difference": worst,
+                        "ok": worst <= tolerance,
+                    }
+                )
+    return rows
+
+
+def time_gpu(run: Callable[[], object], repeats: int = 20) -> list[float]:
+    """Time calls by events on the device, in milliseconds, after a warm-up."""
+    for _ in range(3):
+        run()
+    times = []
+    for _ in range(repeats):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        stop.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(stop))
+    return times
+
+
+def time_kernel(device: torch.device) -> dict[str, list[float]]:
+    """Time forward and backward of the kernel and of the definition, and of copying the input."""
+    x = torch.randn(64, 256, 32, 32, device=device, requires_grad=True)
+    _, index, shift, shifted = draw_case((1, 256, 2, 2), 0)
+    rest = (index.to(device), shift.float().to(device).requires_grad_(), shifted.to(device))
+
+    def both(function: Callable[..., Tensor]) -> Callable[[], object]:
+        return lambda: function(x, *rest).sum().backward()
+
+    return {
+        "kernel, ms": time_gpu(both(triton_select.reroute)),
+        "definition, ms": time_gpu(both(reroute)),
+        "clone, ms": time_gpu(lambda: x.clone().sum().backward()),
+    }
+
+
+def time_step(device: torch.device) -> dict[str, list[float]]:
+    """Time a training step of DenseNet-40, plain and with 20% of the slots moved."""
+    times = {}
+    images = torch.randn(64, 3, 32, 32, device=device)
+    labels = torch.arange(64, device=device) % 10
+    for kind in ("plain", "moved"):
+        model = build_network("densenet40", kind).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+        def step(model: Any = model, optimizer: Any = optimizer) -> None:
+            loss = F.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+        times[f"DenseNet-40 step, {kind}, ms"] = time_gpu(step)
+    return times
+
+
+def run_tests() -> tuple[bool, str]:
+    """Run the tests that need a GPU; returns whether they passed, and pytest's last line."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    print(done.stdout)
+    return done.returncode == 0, (done.stdout.strip() or done.stderr.strip()).splitlines()[-1]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("gpu_report.json"))
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("gpu-check: torch sees no CUDA device here; nothing was checked.", file=sys.stderr)
+        return 1
+    device = torch.device("cuda")
+    obstacle = triton_select.find_obstacle(device)
+    if obstacle is not None:
+        print(f"gpu-check: the Triton kernel cannot run here: {obstacle}.", file=sys.stderr)
+        return 1
+    passed, said = run_tests()
+    checks = check_kernel(device)
+    times = time_kernel(device) | time_step(device)
+    failed = [row for row in checks if not row["ok"]]
+    report = {
+        "selectconv": selectconv.__version__,
+        "torch": torch.__version__,
+        "triton": __import__("triton").__version__,
+        "gpu": torch.cuda.get_device_name(device),
+        "capability": torch.cuda.get_device_capability(device),
+        "python": platform.python_version(),
+        "path": describe_path(device),
+        "tests": said,
+        "kernel against definition": checks,
+        "times": {
+            name: {"median": statistics.median(values), "spread": [min(values), max(values)]}
+            for name, values in times.items()
+        },
+    }
+    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report, indent=1))
+    print(f"tests: {said}")
+    print(f"kernel: {len(checks) - len(failed)} of {len(checks)} cases equal the definition")
+    for row in failed:
+        print(f"  FAILED {row['case']}: {row['difference']:.1e}")
+    print(f"Please send {options.out} back: it holds everything above.")
+    return 0 if passed and not failed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

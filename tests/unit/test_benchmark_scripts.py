@@ -1,0 +1,70 @@
+"""`make gpu-check` without a GPU, and what `make bench-check` calls worse."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_gpu_check_without_cuda_says_so_in_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py"])
+    assert load("gpu_check").main() == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == "gpu-check: torch sees no CUDA device here; nothing was checked.\n"
+
+
+def test_gpu_check_compares_output_and_both_gradients():
+    script = load("gpu_check")
+    case = script.draw_case((2, 6, 5, 4), 0)
+    exact = script.results(script.reroute, *case)
+    assert [tuple(tensor.shape) for tensor in exact] == [(2, 6, 5, 4), (2, 6, 5, 4), (6, 2)]
+    for number in range(3):
+        spoilt = [tensor.clone() for tensor in exact]
+        spoilt[number].flatten()[0] += 1
+        worst = max(map(script.largest_difference, spoilt, exact))
+        assert worst > max(script.TOLERANCE.values())
+
+
+@pytest.mark.parametrize(
+    ("value", "spread", "verdict", "is_worse"),
+    [
+        (1.1, [1.0, 1.3], "ok", False),
+        (1.2, [1.16, 1.3], "WORSE", True),
+        (1.2, [1.0, 1.3], "noisy", False),
+    ],
+)
+def test_bench_check_fails_beyond_the_margin(value, spread, verdict, is_worse):
+    recorded = [{"case": "a step", "value": 1.0}]
+    measured = [{"case": "a step", "value": value, "spread": spread}]
+    lines, result = load("check_ratios").compare(recorded, measured)
+    assert lines[0].startswith(verdict)
+    assert result is is_worse
+
+
+def test_bench_check_shows_what_is_new():
+    lines, is_worse = load("check_ratios").compare([], [{"case": "b", "value": 2.0, "spread": []}])
+    assert lines[0].startswith("new")
+    assert not is_worse
+
+
+def test_the_recorded_ratios_have_n_and_spread():
+    recorded = json.loads((BENCHMARKS / "ratios.json").read_text())
+    assert len(recorded) >= 10
+    for row in recorded:
+        low, high = row["spread"]
+        assert low <= row["value"] <= high
+        assert row["n"] >= 3

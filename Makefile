@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test check format figures architectures results bench-check gpu-check clean
+.PHONY: demo test check format figures architectures soak results bench-check gpu-check clean
 
 demo: $(VENV)/.train
 	$(BIN)/python examples/demo.py
@@ -29,6 +29,11 @@ figures: $(VENV)/.dev
 
 architectures: $(VENV)/.dev
 	$(BIN)/python docs/architectures/make_table.py
+	$(BIN)/python -m soak architectures
+
+# Random trials that try to break things: hours. They go on where they stopped.
+soak: $(VENV)/.dev
+	$(BIN)/python -m soak
 
 # The tables, pages and summaries of results/ from the runs' files.
 results: $(VENV)/.dev

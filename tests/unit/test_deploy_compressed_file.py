@@ -40,6 +40,19 @@ def rewrite(path, tensors, description):
     save_file(tensors, path, metadata={"selectconv": json.dumps(description)})
 
 
+def test_one_wrong_bit_is_refused(file):
+    whole = file.read_bytes()
+    start = 8 + int.from_bytes(whole[:8], "little")
+    for place in (start, (start + len(whole)) // 2, len(whole) - 1):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        file.write_bytes(damaged)
+        with pytest.raises(sc.CompressionError, match="is damaged: it is not what was saved"):
+            sc.load_compressed(file)
+    file.write_bytes(whole)
+    sc.load_compressed(file)
+
+
 @pytest.mark.parametrize(
     "build",
     [

@@ -3,14 +3,16 @@
 import errno
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
 
 from selectconv.errors import RunError
 from selectconv.files import write_text
+from selectconv.train import digests
 from selectconv.train.checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
-from selectconv.train.run_folder import METRICS, RunFolder, describe_environment
+from selectconv.train.run_folder import ALLOCATION, METRICS, RunFolder, describe_environment
 
 STATE = {"epoch": 3, "model": {}, "optimizer": {}, "allocator": None, "best_error": 1.5}
 
@@ -36,6 +38,7 @@ def test_an_append_that_fails_leaves_no_part_of_a_line(tmp_path, monkeypatch):
     def full(handle):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    monkeypatch.setattr(digests, "record", lambda path, known: None)
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RunError, match="cannot append"):
         folder.append(METRICS, {"epoch": 1})
@@ -53,6 +56,52 @@ def test_half_a_line_does_not_count_and_is_cut(tmp_path):
     assert (tmp_path / METRICS).read_text().count("\n") == 2
     folder.append(METRICS, {"epoch": 2, "loss": 0.2})
     assert [row["epoch"] for row in folder.read(METRICS)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", [METRICS, ALLOCATION])
+def test_lines_that_were_changed_or_deleted_are_refused(tmp_path, name):
+    folder = RunFolder(tmp_path)
+    for epoch in range(3):
+        folder.append(name, {"epoch": epoch, "loss": 0.25})
+    folder.cut_after(1)
+    whole = (folder / name).read_bytes()
+    for damaged in (whole.replace(b"0.25", b"0.24", 1), whole[: whole.index(b"\n") + 1], b""):
+        (folder / name).write_bytes(damaged)
+        with pytest.raises(RunError, match=f"{name} is damaged: .* restore it, or train again"):
+            folder.read(name)
+    (folder / name).unlink()
+    with pytest.raises(RunError, match="is damaged"):
+        folder.cut_after(1)
+
+
+def test_a_first_line_that_was_announced_but_not_written_does_not_count(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path)
+
+    path_open = Path.open
+
+    def open_or_die(path, mode, *arguments, **options):
+        if mode == "ab":
+            raise KeyboardInterrupt
+        return path_open(path, mode, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", open_or_die)
+        with pytest.raises(KeyboardInterrupt):
+            folder.append(METRICS, {"epoch": 0})
+    assert (folder / "digests.json").exists()
+    folder.cut_after(-1)
+    assert folder.read(METRICS) == []
+    folder.append(METRICS, {"epoch": 0})
+    assert folder.read(METRICS) == [{"epoch": 0}]
+
+
+def test_a_run_is_finished_if_its_status_and_its_metrics_say_so(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.append(METRICS, {"epoch": 0})
+    assert not folder.is_finished(1)
+    folder.set_status("done")
+    assert folder.is_finished(1)
+    assert not folder.is_finished(2)  # the status of another run
 
 
 def test_a_line_that_is_not_json_is_named(tmp_path):
@@ -102,6 +151,32 @@ def test_checkpoints_come_back_and_damaged_ones_are_named(tmp_path):
     path.write_bytes(b"nonsense")
     with pytest.raises(RunError, match=r"last\.ckpt is damaged"):
         load_checkpoint(path)
+
+
+def test_a_checkpoint_is_accepted_however_often_its_successors_are_killed(tmp_path, monkeypatch):
+    path = tmp_path / "last.ckpt"
+    save_checkpoint(path, {**STATE, "epoch": 0})
+    replace = os.replace
+
+    def die(source, target):
+        if target == path:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", die)
+    for epoch in range(1, 6):
+        with pytest.raises(KeyboardInterrupt):
+            save_checkpoint(path, {**STATE, "epoch": epoch})
+        assert load_checkpoint(path)["epoch"] == 0
+        assert load_checkpoint(tmp_path / "previous.ckpt")["epoch"] == 0
+    monkeypatch.setattr(os, "replace", replace)
+    for epoch in (1, 2):
+        save_checkpoint(path, {**STATE, "epoch": epoch})
+    known = json.loads((tmp_path / "digests.json").read_text())
+    assert {name: len(accepted) for name, accepted in known.items()} == {
+        "last.ckpt": 1,
+        "previous.ckpt": 1,
+    }
 
 
 class _Bomb:

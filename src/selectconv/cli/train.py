@@ -139,7 +139,7 @@ def run(options: Namespace) -> int:
         )
     config, folder = choose_run(given, options.out, resume=options.resume)
     is_first = int(os.environ.get("RANK", "0")) == 0
-    if options.resume and folder.status() == "done":
+    if options.resume and folder.is_finished(config.epochs):
         if is_first:
             print(f"{folder.path} is finished already.")
         return 0

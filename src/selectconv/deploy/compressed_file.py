@@ -1,13 +1,16 @@
 """A compressed model in one file: weights, and a description of what is computed with them.
 
-The file is a safetensors file; the description is JSON in its metadata. Nothing is pickled.
+The file is a safetensors file; the description is JSON in its metadata, beside the SHA-256 of both.
+Nothing is pickled.
 """
 
+import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from selectconv.checks import check_path
@@ -59,7 +62,8 @@ def save_compressed(module: nn.Module, path: str | os.PathLike[str]) -> None:
     tensors = {}
     for name, tensor in module.state_dict().items():
         tensors[name] = tensor.detach().cpu().contiguous().clone()
-    metadata = {"selectconv": json.dumps(description, separators=(",", ":"))}
+    text = json.dumps(description, separators=(",", ":"))
+    metadata = {"selectconv": text, "sha256": _digest(text, tensors)}
     from safetensors.torch import save  # `import selectconv` is torch and numpy alone
 
     content = save(tensors, metadata)
@@ -76,7 +80,8 @@ def load_compressed(path: str | os.PathLike[str]) -> fx.GraphModule:
         The model, on the CPU and in evaluation mode.
 
     Raises:
-        CompressionError: not such a file, or a description that does not match its weights.
+        CompressionError: not such a file, a damaged one, or a description that does not match its
+            weights.
         TypeError, ValueError: no path.
 
     Example:
@@ -118,9 +123,21 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise CompressionError(
             f"{path} is not a compressed model: it holds weights without a description."
         ) from error
+    # Files of version 0.1 have no digest.
+    if metadata.get("sha256", (whole := _digest(metadata["selectconv"], tensors))) != whole:
+        raise CompressionError(f"{path} is damaged: it is not what was saved; save it again.")
     if found != FORMAT:
         raise CompressionError(f"{path} has the format {found!r}; this version reads {FORMAT!r}.")
     return tensors, description
+
+
+def _digest(description: str, tensors: dict[str, Tensor]) -> str:
+    """Return the SHA-256 of all that a file says, whatever the order of its tensors."""
+    digest = hashlib.sha256(description.encode())
+    for name, value in sorted(tensors.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _fill(module: fx.GraphModule, tensors: dict[str, Tensor]) -> None:

@@ -35,12 +35,13 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     assert set(state) | {"format"} == _KEYS
     if path.exists():
         previous = path.with_name(PREVIOUS)
-        record(previous, [*recorded(previous)[-1:], *recorded(path)[-1:]])
+        record(previous, [*recorded(previous), *recorded(path)])
         try:
             with replacing(previous) as beside:
                 _link(path, beside)
         except OSError as error:
             raise RunError(f"{previous} cannot be written: {error.strerror or error}.") from error
+        record(previous, recorded(path))
     write_recorded(path, lambda file: torch.save({"format": FORMAT, **state}, file))
 
 

@@ -2,12 +2,16 @@
 
 `digests.json` has, for each file, the digests that it may have. A file is replaced in three steps:
 the new digest is added to the old one, the file is renamed into place, the old digest is dropped.
-A process that dies in between leaves a file that is still accepted.
+A process that dies in between, even time and again, leaves a file that is still accepted. To a file
+of lines (.jsonl) a line is appended in the same way; its last line does not count while it is
+unfinished.
 """
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,6 +19,7 @@ from selectconv.errors import RunError
 from selectconv.files import write_text, write_whole
 
 DIGESTS = "digests.json"
+LINES = ".jsonl"
 
 
 def write_recorded(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -27,15 +32,36 @@ def write_recorded(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
     def announce(beside: Path) -> None:
         new.append(_digest(beside))
-        record(path, [*_read(path.parent).get(path.name, [])[-1:], *new])
+        # Version 0.1 recorded nothing: what it wrote is accepted until it is replaced.
+        old = recorded(path) or ([_digest(path)] if path.exists() else [])
+        record(path, [*old, *new])
 
     write_whole(path, write, finished=announce)
     record(path, new)
 
 
+def append_recorded(path: Path, line: bytes) -> None:
+    """Append a line to a file of lines, and record the digest of both.
+
+    Raises:
+        RunError: it cannot be written; the file ends where it ended before.
+    """
+    before = _read_bytes(path)
+    record(path, [hashlib.sha256(content).hexdigest() for content in (before, before + line)])
+    try:
+        with path.open("ab") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        with suppress(OSError):  # it may not exist; a second failure must not hide the first
+            os.truncate(path, len(before))
+        raise RunError(f"cannot append to {path}: {error.strerror or error}.") from error
+
+
 def record(path: Path, digests: list[str]) -> None:
     """Set the digests that a file may have."""
-    known = {**_read(path.parent), path.name: digests}
+    known = {**_read(path.parent), path.name: list(dict.fromkeys(digests))}
     write_text(path.parent / DIGESTS, json.dumps(known, indent=1) + "\n")
 
 
@@ -76,9 +102,20 @@ def check_recorded(path: Path, remedy: str) -> None:
 
 
 def _digest(path: Path) -> str:
+    if path.suffix == LINES:
+        content = _read_bytes(path)
+        return hashlib.sha256(content[: content.rfind(b"\n") + 1]).hexdigest()
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _read_bytes(path: Path) -> bytes:
+    """Read a file of lines; one that is not there has none."""
+    try:
+        return path.read_bytes() if path.exists() else b""
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}.") from error
 

@@ -13,7 +13,12 @@ import yaml
 
 from selectconv.errors import RunError
 from selectconv.files import read_json_lines, write_text
-from selectconv.train.digests import DIGESTS, check_recorded, write_recorded
+from selectconv.train.digests import (
+    DIGESTS,
+    append_recorded,
+    check_recorded,
+    write_recorded,
+)
 from selectconv.train.folder_lock import HOLDER, LOCK
 
 CONFIG, ENVIRONMENT, STATUS = "config.yaml", "env.json", "status.json"
@@ -116,6 +121,14 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError):
             return "running"
 
+    def is_finished(self, epochs: int) -> bool:
+        """Return whether the run is done; what its status says must agree with its metrics.
+
+        Raises:
+            RunError: the metrics were damaged or changed.
+        """
+        return self.status() == "done" and len(self.read(METRICS)) == epochs
+
     def set_status(self, status: str, message: str | None = None) -> None:
         """Write the status, with a message for a failed run."""
         content = {"status": status} if message is None else {"status": status, "message": message}
@@ -127,24 +140,16 @@ class RunFolder:
         Raises:
             RunError: it could not be written; the file ends where it ended before.
         """
-        path, line = self / name, (dumps(row) + "\n").encode()
-        size = path.stat().st_size if path.exists() else 0
-        try:
-            with path.open("ab") as file:
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            os.truncate(path, size)
-            raise RunError(f"cannot append to {path}: {error.strerror or error}.") from error
+        append_recorded(self / name, (dumps(row) + "\n").encode())
 
     def read(self, name: str) -> list[dict[str, Any]]:
         """Read a jsonl file; an unfinished last line, left by a killed process, is ignored.
 
         Raises:
-            RunError: a line is not JSON.
+            RunError: it was damaged or changed, or a line is not JSON.
         """
         path = self / name
+        check_recorded(path, "restore it, or train again.")
         if not path.exists():
             return []
         rows: list[dict[str, Any]] = read_json_lines(path)
@@ -153,9 +158,12 @@ class RunFolder:
     def cut_after(self, epoch: int) -> None:
         """Drop the lines of epochs after the checkpoint's: those epochs will be run again."""
         for name in (METRICS, ALLOCATION):
+            kept = [dumps(row) + "\n" for row in self.read(name) if row["epoch"] <= epoch]
             if (self / name).exists():
-                kept = [row for row in self.read(name) if row["epoch"] <= epoch]
-                write_text(self / name, "".join(dumps(row) + "\n" for row in kept))
+                self._write_lines(name, kept)
+
+    def _write_lines(self, name: str, lines: list[str]) -> None:
+        write_recorded(self / name, lambda file: file.write("".join(lines).encode()))
 
 
 def dumps(row: Mapping[str, Any]) -> str:

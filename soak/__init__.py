@@ -1,0 +1,1 @@
+"""Campaigns that try to break selectconv: `make soak`; see docs/reliability.md."""

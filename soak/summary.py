@@ -1,0 +1,63 @@
+"""Writes the results of all campaigns into docs/reliability.md."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from soak.driver import RESULTS, WRONG, load_campaign, results_of
+
+# In the order in which they run.
+CAMPAIGNS = ("networks", "damage", "calls", "pairs", "kills", "full_disk", "ranks")
+PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
+BEGIN, END = "<!-- begin of the results -->", "<!-- end of the results -->"
+HEAD = "| campaign | wanted | trials | how they ended | wrong |\n|---|---|---|---|---|"
+MOST = 12  # findings that are listed
+
+
+def describe_results(seed: int, folder: Path = RESULTS) -> str:
+    """Return the table of all campaigns, and a line for each trial that went wrong."""
+    found = {name: list(results_of(name, seed, folder).values()) for name in CAMPAIGNS}
+    dates = sorted({row["date"] for rows in found.values() for row in rows}) or ["never"]
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    lines = [f"Seed {seed}, run on {when}.", "", HEAD]
+    lines += [_describe(name, rows) for name, rows in found.items()]
+    wrong = [(name, row) for name, rows in found.items() for row in rows if row["how"] in WRONG]
+    if wrong:
+        lines += ["", "What went wrong (`python -m soak NAME --trial N` repeats it):", ""]
+        lines += [
+            f"- `{name}` {row['trial']}, {row['what'] or 'unknown'}: {row['how']}: "
+            f"{_one_line(row.get('detail', ''))}"
+            for name, row in wrong[:MOST]
+        ]
+    if len(wrong) > MOST:
+        lines.append(f"- and {len(wrong) - MOST} more in soak/results/")
+    return "\n".join(lines)
+
+
+def _describe(name: str, rows: list[dict[str, Any]]) -> str:
+    campaign = load_campaign(name)
+    ends = Counter(row["how"] for row in rows if row["how"] not in WRONG)
+    wrong = Counter(row["how"] for row in rows if row["how"] in WRONG)
+    kills = sum(row.get("kills", 0) for row in rows)
+    trials = f"{len(rows)}, {kills} kills" if kills else str(len(rows))
+    return (
+        f"| `{name}`: {campaign.TITLE} | {campaign.WANTED} | {trials} | {_counts(ends)} | "
+        f"{_counts(wrong) or '0'} |"
+    )
+
+
+def _counts(counter: Counter[str]) -> str:
+    return ", ".join(f"{count} {how}" for how, count in counter.most_common())
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split()).replace("|", "/").replace("<", "(").replace(">", ")")
+    return line if len(line) <= 200 else line[:200] + " ..."
+
+
+def write_page(seed: int, page: Path = PAGE) -> None:
+    """Replace the results in the page."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    text = f"{before}{BEGIN}\n{describe_results(seed)}\n{END}{after}"
+    page.write_text(text, encoding="utf-8")

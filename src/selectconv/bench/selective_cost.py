@@ -119,28 +119,36 @@ def measure_selective(repeats: int, subject: Subject) -> list[dict[str, Any]]:
 
 
 def measure_memory() -> list[dict[str, Any]]:
-    """Compare the peak memory of a training step, each in a process of its own; Linux only."""
-    if not _STATUS.exists():
+    """Compare the peak memory of a training step, each in a process of its own."""
+    plain, moved = _peak("plain"), _peak("moved")
+    if plain is None or moved is None:
         return []
-    plain, moved = _peak_kib("plain"), _peak_kib("moved")
     return [
         row("step", "peak memory of a step: plain", [plain / 1024], "MiB"),
         row("step", f"peak memory of a step: {KINDS['moved']} / plain", [moved / plain], "x"),
     ]
 
 
-def _peak_kib(kind: str) -> int:
+def _peak(kind: str) -> int | None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_grow, (kind,))
 
 
-def _grow(kind: str) -> int:
-    """How much memory this process has at most in two training steps, beyond what it had before."""
+def _grow(kind: str) -> int | None:
     images = draw_images(Subject(), torch.contiguous_format)
     step = _step(build_network(DEFAULT_MODEL, kind), images, torch.arange(len(images)) % 10)
+    return peak_memory(lambda: [step(), step()])
+
+
+def peak_memory(work: Callable[[], object]) -> int | None:
+    """Measure how much memory work takes at most, in KiB, beyond what this process had before.
+
+    Only the first measurement of a process is right. None: the system, if not Linux, does not tell.
+    """
+    if not _STATUS.exists():
+        return None
     before = _resident("VmRSS")
-    step()
-    step()
+    work()
     return _resident("VmHWM") - before
 
 

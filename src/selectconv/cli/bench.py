@@ -10,8 +10,8 @@ from rich.table import Table
 from selectconv.cli.parser import Parser, check_whole
 from selectconv.errors import UsageError
 
-CASES = ("step", "alloc", "infer", "data")
-OF_MODEL = ("step", "infer")
+CASES = ("step", "alloc", "infer", "growth", "data")
+OF_MODEL = ("step", "infer", "growth")
 RUNTIMES = ("eager", "compile", "onnxruntime")
 
 
@@ -25,16 +25,19 @@ def add_arguments(parser: Parser) -> None:
         "--model",
         type=str | None,
         default=None,
-        help="step, infer: a network, named as for `selectconv train` (default: densenet40)",
+        help="step, infer, growth: a network, as for `selectconv train` (default: densenet40)",
     )
     parser.add_argument(
         "--image-size",
         type=Any,
         default=None,
-        help="step, infer: height and width of the images (default: 32)",
+        help="step, infer, growth: height and width of the images (default: 32)",
     )
     parser.add_argument(
-        "--batch-size", type=Any, default=None, help="step, infer: images per call (default: 64)"
+        "--batch-size",
+        type=Any,
+        default=None,
+        help="step, infer, growth: images per call (default: 64)",
     )
     parser.add_argument(
         "--runtime",
@@ -98,6 +101,10 @@ def _measure(options: Namespace) -> list[dict[str, Any]]:
         return inference.measure_infer(options.repeats, subject, options.runtime or "eager")
     if options.case == "step":
         return measure.measure_step(options.repeats, subject, compile=options.compile)
+    if options.case == "growth":
+        from selectconv.bench.growth_cost import measure_watching
+
+        return measure_watching(options.repeats, subject or Subject())
     measured = {"alloc": measure.measure_alloc, "data": measure.measure_data}
     return measured[options.case](options.repeats)
 

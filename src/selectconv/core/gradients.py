@@ -13,7 +13,7 @@ training does not change by it.
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +34,18 @@ _IMAGES = 64  # of a pass
 _PIXELS = 16  # of an image, times positions of the kernel: neighbours say much the same
 _ROWS = 32  # of a group's outputs, times positions of the kernel; if more, combinations of outputs
 _COVARIANCE = (4, 8)  # passes of an epoch, and images of each, for the covariances
+
+
+class _Sample(NamedTuple):
+    """What a watched forward pass leaves for its backward pass."""
+
+    number: Tensor
+    candidates: Tensor
+    slots: Tensor
+    moved: Tensor | None
+    mean: Tensor | None
+    covariance: Tensor | None
+    images: Tensor
 
 
 class GradientStatistics:
@@ -96,45 +108,60 @@ class GradientStatistics:
         is_due = (self.forwards + self.phase) % self.every == 0
         self.forwards += 1
         if is_due and not self.is_over and out.requires_grad:
-            x = read().detach()[:_IMAGES]
-            out.register_hook(lambda grad: self.add(x, grad.detach()[:_IMAGES]))
+            sample = self._sample(read().detach()[:_IMAGES], out.shape[2:])
+            out.register_hook(lambda grad: self._add(sample, grad.detach()[:_IMAGES]))
 
     @torch.no_grad()
-    def add(self, x: Tensor, grad: Tensor) -> None:
-        """Add a pass: inputs (N, C, ...) and the gradients of their outputs (N, O, ...)."""
-        with torch.autocast(x.device.type, enabled=False):
-            pixels = self._draw_pixels(grad.shape[2:])
-            number = _flat(pixels, grad.shape[2:]).to(grad.device)
-            taken = grad.flatten(2).index_select(2, number).float()
-            # Not finite: a loss scale that was too high. The optimizer skips the step as well.
-            if bool(taken.isfinite().all()):
-                self._add(x.float(), self._sketch(taken), pixels)
-                self.passes += 1
-
-    def _add(self, x: Tensor, taken: Tensor, pixels: Tensor) -> None:
-        """Add gradients (N, groups * outputs, pixels) of these pixels."""
+    def _sample(self, x: Tensor, size: Sequence[int]) -> "_Sample":
+        """Take what the sums need from an input (N, C, ...), so that it need not be kept."""
         layer: Any = self.layer
-        candidates = self._sum(taken, x, pixels, self.offsets.long())
-        slots = layer.rerouted().nonzero().flatten()
-        moved = x.new_zeros(*candidates.shape[:3], layer.in_channels)
-        if len(slots):
-            shift = None if layer.shift is None else layer.shift.detach()[slots]
-            run = getattr(kernels.find_kernel(x), "reroute", reroute)
-            copies = run(x, layer.index[slots], shift, layer.shifted[slots])
-            unshifted = torch.zeros_like(self.offsets[:1]).long()
-            moved.index_copy_(3, slots, self._sum(taken, copies, pixels, unshifted)[..., 0])
-        positions = math.prod(layer.kernel_size)
-        outputs = torch.stack([taken[half].sum(dim=(0, 2)) for half in self._halves()])
-        outputs = outputs.view(2, layer.groups, -1).repeat_interleave(positions, dim=2)
-        for name, value in (("candidates", candidates), ("slots", moved), ("outputs", outputs)):
-            self._accumulate(name, value)
-        passes, images = _COVARIANCE
-        if self.passes < passes:
+        with torch.autocast(x.device.type, enabled=False):
+            x = x.float()
+            pixels = self._draw_pixels(size)
+            slots = layer.rerouted().nonzero().flatten()
+            moved = None
+            if len(slots):
+                shift = None if layer.shift is None else layer.shift.detach()[slots]
+                run = getattr(kernels.find_kernel(x), "reroute", reroute)
+                copies = run(x, layer.index[slots], shift, layer.shifted[slots])
+                moved = self._read(copies, pixels, torch.zeros_like(self.offsets[:1]).long())
+            passes, images = _COVARIANCE
             some = x[:images]
-            count = torch.tensor(float(len(some)))
-            self._accumulate("images", count)
-            self._accumulate("mean", some.mean(dim=(0, *range(2, x.ndim))) * len(some))
-            self._accumulate("covariance", autocovariance(some) * len(some))
+            has_enough = self.passes >= passes
+            return _Sample(
+                number=_flat(pixels, size).to(x.device),
+                candidates=self._read(x, pixels, self.offsets.long()),
+                slots=slots,
+                moved=moved,
+                mean=None if has_enough else some.mean(dim=(0, *range(2, x.ndim))) * len(some),
+                covariance=None if has_enough else autocovariance(some) * len(some),
+                images=torch.tensor(float(len(some))),
+            )
+
+    @torch.no_grad()
+    def _add(self, sample: "_Sample", grad: Tensor) -> None:
+        """Add a pass, with the gradients (N, O, ...) of the layer's output."""
+        layer = self.layer
+        with torch.autocast(grad.device.type, enabled=False):
+            taken = grad.flatten(2).index_select(2, sample.number).float()
+            # Not finite: a loss scale that was too high. The optimizer skips the step as well.
+            if not bool(taken.isfinite().all()):
+                return
+            taken = self._sketch(taken)  # N, groups * outputs, pixels
+            candidates = self._sum(taken, sample.candidates, len(self.offsets))
+            slots = taken.new_zeros(*candidates.shape[:3], layer.in_channels)
+            if sample.moved is not None:
+                slots.index_copy_(3, sample.slots, self._sum(taken, sample.moved, 1)[..., 0])
+            positions = math.prod(layer.kernel_size)
+            outputs = torch.stack([taken[half].sum(dim=(0, 2)) for half in self._halves()])
+            outputs = outputs.view(2, layer.groups, -1).repeat_interleave(positions, dim=2)
+            for name, value in (("candidates", candidates), ("slots", slots), ("outputs", outputs)):
+                self._accumulate(name, value)
+            if sample.mean is not None and sample.covariance is not None:
+                self._accumulate("images", sample.images)
+                self._accumulate("mean", sample.mean)
+                self._accumulate("covariance", sample.covariance)
+        self.passes += 1
 
     def _accumulate(self, name: str, value: Tensor) -> None:
         self.sums[name] = self.sums[name] + value if name in self.sums else value
@@ -168,26 +195,26 @@ class GradientStatistics:
         by_group = grad.unflatten(1, (layer.groups, outputs))
         return torch.einsum("ngop,os->ngsp", by_group, signs).flatten(1, 2)
 
-    def _sum(self, grad: Tensor, x: Tensor, pixels: Tensor, offsets: Tensor) -> Tensor:
-        """Compute the gradients of weights that would read `x` at these offsets.
+    def _read(self, x: Tensor, pixels: Tensor, offsets: Tensor) -> Tensor:
+        """Read `x` (N, channels, ...) where the conv would, for these pixels of the output.
 
-        Args:
-            grad: (N, groups * outputs, pixels).
-            x: (N, channels, ...).
-            pixels: (pixels, axes), of the output.
-            offsets: (F, axes).
+        Returns:
+            (N, positions, pixels, F * channels).
+        """
+        places = self._places(x.shape[2:], pixels, offsets)  # positions, pixels, F
+        by_pixel = x.flatten(2).transpose(1, 2)
+        read = by_pixel.index_select(1, places.flatten().clamp(min=0).to(x.device))
+        read *= (places >= 0).flatten().to(read)[:, None]
+        return read.view(len(x), *places.shape[:2], -1)
+
+    def _sum(self, grad: Tensor, read: Tensor, num_offsets: int) -> Tensor:
+        """Compute the gradients of weights that would read what `_read` returned.
 
         Returns:
             (2, groups, rows, channels, F), with a row for each output and kernel position.
         """
-        places = self._places(x.shape[2:], pixels, offsets)  # positions, pixels, F
-        inside = (places >= 0).flatten()
-        by_pixel = x.flatten(2).transpose(1, 2)
-        read = by_pixel.index_select(1, places.flatten().clamp(min=0).to(x.device))
-        read *= inside.to(read)[:, None]
-        read = read.view(len(x), *places.shape[:2], -1)  # N, positions, pixels, F * channels
         sums = [
-            torch.einsum("nkp,ntpz->tkz", grad[half], read[half]).unflatten(2, (len(offsets), -1))
+            torch.einsum("nkp,ntpz->tkz", grad[half], read[half]).unflatten(2, (num_offsets, -1))
             for half in self._halves()
         ]
         both: Tensor = torch.stack(sums).unflatten(2, (self.layer.groups, -1))

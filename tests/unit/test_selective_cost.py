@@ -141,8 +141,7 @@ def test_memory_is_measured_where_linux_tells_it():
 def test_bench_growth_compares_watched_steps(capsys):
     rows = bench(capsys, "growth", *SMALL, "--batch-size", "4")
     about = f"{SMALL[1]}, growth by gradient"
-    by_case = {row["case"].removeprefix(f"{about}: "): row for row in rows}
-    once = by_case["a step with all layers watched / the paper's rule"]["value"]
-    epoch = by_case["an epoch of 782 steps / the paper's rule"]["value"]
+    once = rows[f"{about}: a step with all layers watched / the paper's rule"]["value"]
+    epoch = rows[f"{about}: an epoch of 782 steps / the paper's rule"]["value"]
     assert epoch == pytest.approx(1 + (once - 1) * 32 / 782, rel=1e-3)
-    assert by_case["peak memory, layers watched in turn / the paper's rule"]["value"] > 0
+    assert rows[f"{about}: peak memory, layers watched in turn / the paper's rule"]["value"] > 0

@@ -49,3 +49,20 @@ def test_readme_starts_with_the_two_commands(command):
 def test_version_is_the_same_wherever_it_stands():
     assert f'version = "{sc.__version__}"' in (ROOT / "pyproject.toml").read_text()
     assert f"version: {sc.__version__}" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_promises_of_the_security_page_are_tested():
+    page = (ROOT / "docs" / "security.md").read_text()
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", page)
+    assert len(named) > 10
+    assert [name for name in named if f"def {name}(" not in tests] == []
+    promised = page.split("## Promised")[1].split("## Not promised")[0]
+    assert all("`test_" in promise for promise in promised.split("\n- ")[1:])
+
+
+def test_torch_is_required_in_the_version_that_is_tested():
+    project = (ROOT / "pyproject.toml").read_text()
+    (tested,) = re.findall(r"(?m)^torch==(\d+\.\d+)\.", (ROOT / "constraints.txt").read_text())
+    assert f'"torch>={tested}"' in project
+    assert re.findall(r"Python :: (3\.\d+)", project) == ["3.11"]  # the one that CI has

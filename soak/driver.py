@@ -111,6 +111,7 @@ class Worker:
             self.process = context.Process(target=_serve, args=(theirs, self.name, self.seed))
             self.process.start()
             theirs.close()
+            self.connection.recv()  # it is ready; what it imports does not count
         started = time.monotonic()
         self.connection.send(number)
         try:
@@ -134,6 +135,8 @@ class Worker:
 
 
 def _serve(connection: Connection, name: str, seed: int) -> None:
+    load_campaign(name)
+    connection.send("ready")
     while True:
         try:
             number = connection.recv()

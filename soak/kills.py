@@ -40,8 +40,7 @@ def trial(number: int, draw: random.Random, scratch: Path) -> Ended:
 
 def start(out: Path) -> Child:
     """Start the run, or resume it where its folder exists."""
-    words = ["train", "--resume"] if out.exists() and any(out.iterdir()) else list(RUN)
-    return Child([*words, "--out", str(out)])
+    return Child([*RUN, *(["--resume"] if out.exists() else []), "--out", str(out)])
 
 
 def check(what: str, ended: Finished) -> None:

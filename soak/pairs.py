@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from soak.commands import RUN, Child, check_words, differences, undisturbed
-from soak.driver import DIFFERENT, LOST, Ended, Wrong
+from soak.driver import DIFFERENT, FOREIGN, LOST, Ended, Wrong
 from soak.kills import duration
 
 TITLE = "pairs of commands on one run folder, the second at a random moment"
@@ -42,9 +42,9 @@ def trial(number: int, draw: random.Random, scratch: Path) -> Ended:
     second = Child(words)
     ends = [first.wait(), second.wait()]
     codes = [ended.code for ended in ends]
-    for ended in ends:
-        if ended.code:
-            check_words(what, ended)
+    said = [check_words(what, ended) for ended in ends if ended.code]
+    if any("damaged" in line for line in said):
+        raise Wrong(what, FOREIGN, f"a whole file was called damaged: {said}")
     if what in READERS and codes[0]:
         raise Wrong(what, LOST, f"the reader stopped the run: {ends[0].err[-300:]}")
     if all(codes):

@@ -7,7 +7,7 @@ import signal
 import socket
 import tempfile
 import time
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from soak.commands import RUN, Child, Finished, differences
@@ -29,10 +29,11 @@ def trial(number: int, draw: random.Random, scratch: Path) -> Ended:
         time.sleep(0.001)
     survivor = ranks[1 - victim]
     killed = ranks[victim].kill()
-    if draw.random() < 0.5 and survivor.poll() is None:  # as torchrun does
-        what += ", SIGTERM to the other"
+    time.sleep(2 * draw.random())
+    if survivor.poll() is None:  # it has not noticed yet: torchrun tells it
         os.kill(survivor.pid, signal.SIGTERM)
-    line = check_survivor(what, survivor.wait()) if killed.code else ""
+    left = survivor.wait()
+    line = check_survivor(what, left) if killed.code else ""
     ends = [rank.wait() for rank in start(out)]
     if any(ended.code for ended in ends):
         raise Wrong(what, LOST, f"{line} Resumed: {[ended.err[-200:] for ended in ends]}")
@@ -58,11 +59,8 @@ def start(out: Path) -> list[Child]:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    has_run = (out / "config.yaml").exists()
-    words = ["train", "--resume"] if has_run else [*RUN, *(["--resume"] if out.exists() else [])]
-    return [
-        Child([*words, "--out", str(out)], before=lambda r=r: _be_rank(r, port)) for r in (0, 1)
-    ]
+    words = [*RUN, *(["--resume"] if out.exists() else []), "--out", str(out)]
+    return [Child(words, before=partial(_be_rank, rank, port)) for rank in (0, 1)]
 
 
 def _be_rank(rank: int, port: int) -> None:

@@ -5,7 +5,7 @@ import time
 
 from soak.driver import LOST, Ended, Wrong
 
-TITLE, WANTED, COUNT, LIMIT_S = "trouble", "none", 5, 1.0
+TITLE, WANTED, COUNT, LIMIT_S = "trouble", "none", 5, 3.0
 
 
 def trial(number, draw, scratch):

@@ -95,6 +95,43 @@ def test_a_first_line_that_was_announced_but_not_written_does_not_count(tmp_path
     assert folder.read(METRICS) == [{"epoch": 0}]
 
 
+def test_a_start_that_was_cut_short_leaves_an_empty_folder(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path)
+    replace = os.replace
+
+    def full(source, target):
+        if target == folder / "config.yaml":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        with pytest.raises(RunError, match="No space left"):
+            folder.start({"seed": 0})
+    assert [entry.name for entry in tmp_path.iterdir()] == ["digests.json"]
+    assert folder.is_empty()
+    folder.start({"seed": 1})
+    assert folder.read_config() == {"seed": 1}
+    assert not folder.is_empty()
+
+
+def test_a_file_that_is_replaced_between_two_looks_is_not_called_damaged(tmp_path, monkeypatch):
+    path = tmp_path / "last.safetensors"
+    digests.write_recorded(path, lambda file: file.write(b"before"))
+    look = digests.recorded
+
+    def replaced_meanwhile(one):
+        known = look(one)
+        monkeypatch.setattr(digests, "recorded", look)
+        digests.write_recorded(path, lambda file: file.write(b"after"))
+        return known
+
+    monkeypatch.setattr(digests, "recorded", replaced_meanwhile)
+    assert digests.is_unchanged(path)
+    path.write_bytes(b"damaged")
+    assert not digests.is_unchanged(path)
+
+
 def test_a_run_is_finished_if_its_status_and_its_metrics_say_so(tmp_path):
     folder = RunFolder(tmp_path)
     folder.append(METRICS, {"epoch": 0})

@@ -136,7 +136,7 @@ def _digest(description: str, tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256(description.encode())
     for name, value in sorted(tensors.items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(value.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -5,9 +5,10 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
@@ -31,6 +32,8 @@ _OWN = (
     GAINS, IMAGES, DIGESTS, TENSORBOARD,
 )  # fmt: skip
 _LOCK_FILES = (LOCK, HOLDER)
+# What a start that was cut short, before it wrote its settings, may leave behind.
+_BEGINNINGS = (DIGESTS, f"{DIGESTS}.part", f"{CONFIG}.part")
 
 
 class RunFolder:
@@ -48,7 +51,9 @@ class RunFolder:
 
     def is_empty(self) -> bool:
         """Return whether nothing would be lost by starting a run here."""
-        return not self.path.exists() or (self.path.is_dir() and not self._entries())
+        if not self.path.is_dir():
+            return not self.path.exists()
+        return all(entry.name in _BEGINNINGS for entry in self._entries())
 
     def _entries(self) -> list[Path]:
         return sorted(entry for entry in self.path.iterdir() if entry.name not in _LOCK_FILES)
@@ -160,10 +165,11 @@ class RunFolder:
         for name in (METRICS, ALLOCATION):
             kept = [dumps(row) + "\n" for row in self.read(name) if row["epoch"] <= epoch]
             if (self / name).exists():
-                self._write_lines(name, kept)
+                write_recorded(self / name, partial(_write_lines, kept))
 
-    def _write_lines(self, name: str, lines: list[str]) -> None:
-        write_recorded(self / name, lambda file: file.write("".join(lines).encode()))
+
+def _write_lines(lines: list[str], file: BinaryIO) -> None:
+    file.write("".join(lines).encode())
 
 
 def dumps(row: Mapping[str, Any]) -> str:

@@ -137,7 +137,8 @@ def tabulate_gammas(
         raise ValueError("`gammas` needs at least one number from 0 to 1, got none.")
     layers = selective_layers(model)
     known = {name: layer for name, layer in layers.items() if layer.knows_mean()}
-    counter, shadow = None, dict[str, SelectConvNd]()
+    counter: CostCounter | None = None
+    shadow: dict[str, SelectConvNd] = {}
     if example_input is not None:
         twin = copy.deepcopy(model).eval()
         counter, shadow = CostCounter(twin, example_input), selective_layers(twin)

@@ -1,10 +1,11 @@
-# make demo   a small DenseNet, plain and selective; make test   the whole suite; make check   lint, types, wheel
+# make demo   a small DenseNet, plain and selective; make test   the whole suite; make check   lint, types, wheel;
+# make docs   the documentation site
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test check format figures architectures soak results bench-check gpu-check clean
+.PHONY: demo test check format figures architectures tutorial docs soak results bench-check gpu-check release clean
 
 demo: $(VENV)/.train
 	$(BIN)/python examples/demo.py
@@ -34,6 +35,20 @@ architectures: $(VENV)/.dev
 # Random trials that try to break things: hours. They go on where they stopped.
 soak: $(VENV)/.dev
 	$(BIN)/python -m soak
+
+tutorial: $(VENV)/.dev
+	$(BIN)/python docs/tutorial/make_start.py
+
+# The documentation site, strictly and offline, into site/.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
+
+# sdist and wheel into dist/, checked, and the wheel tried in an empty environment.
+release: $(VENV)/.docs
+	rm -rf dist && $(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python tests/support/check_wheel.py dist
+	$(BIN)/python tests/support/try_wheel.py dist
 
 # The tables, pages and summaries of results/ from the runs' files.
 results: $(VENV)/.dev
@@ -67,5 +82,9 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@ $(VENV)/.train $(VENV)/.test
 
+$(VENV)/.docs: $(VENV)/.dev
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) build dist site

@@ -1,17 +1,24 @@
 """What the documentation says is run: code blocks, links, names."""
 
+import importlib.util
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 import selectconv as sc
+from selectconv.cli.main import VERBS, build_parser
+from selectconv.cli.train import read_settings
+from selectconv.train.config import resolve
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+STORY = ROOT / "docs" / "start.md"  # one story: its blocks need each other
 BLOCKS = [
     pytest.param(block, id=f"{page.name}-{number}")
     for page in PAGES
+    if page != STORY
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
 ]
 
@@ -21,6 +28,61 @@ def test_code_blocks_run(block, capsys):
     # An error or a failed assert inside the block fails the test.
     exec(compile(block, "docs", "exec"), {"__name__": "docs"})
     assert "Error" not in capsys.readouterr().err
+
+
+def load_tutorial():
+    path = ROOT / "docs" / "tutorial" / "make_start.py"
+    spec = importlib.util.spec_from_file_location("make_start", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def without_figures(text):
+    """The words of an output; figures may differ in their last digits from machine to machine."""
+    return re.sub(r"\s+", " ", re.sub(r"-?\d[\d,.]*(e-?\d+)?|;.*", "#", text))
+
+
+@pytest.mark.timeout(600)
+def test_the_tutorial_runs_and_says_what_the_page_says(tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("matplotlib.pyplot").switch_backend("Agg")
+    monkeypatch.chdir(tmp_path)
+    tutorial, text = load_tutorial(), STORY.read_text()
+    printed = tutorial.run_page(text)
+    for said, shown in zip(printed, tutorial.outputs(text), strict=True):
+        assert without_figures(said) == without_figures(shown or "")
+    assert (tmp_path / "small.onnx").exists()
+    for name in tutorial.PICTURES:
+        assert (tmp_path / name).exists()
+        assert f"figures/start-{name}" in text
+
+
+def test_in_the_main_example_something_happens(capsys):
+    block = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
+    exec(compile(block, "README", "exec"), {"__name__": "docs"})
+    steps = re.findall(r"(\d+) slots de-allocated, (\d+) re-allocated", capsys.readouterr().out)
+    assert len(steps) == 8
+    assert sum(int(closed) > 0 and int(opened) > 0 for closed, opened in steps) >= 2
+
+
+def commands():
+    """Every `selectconv` command of the pages, as words."""
+    for page in PAGES:
+        for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                if "selectconv" in words and "$" not in line and words[0] != "pip":
+                    yield pytest.param(words[words.index("selectconv") + 1 :], id=" ".join(words))
+
+
+@pytest.mark.parametrize("words", commands())
+def test_commands_are_accepted(words):
+    verb, *rest = words
+    assert verb in VERBS
+    options = build_parser(verb).read(rest)
+    if verb == "train" and not options.config:
+        resolve(read_settings(options))
 
 
 def test_there_are_code_blocks_to_run():

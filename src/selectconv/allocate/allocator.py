@@ -8,7 +8,7 @@ and never calls the optimizer.
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from selectconv.allocate.copies import Copies
 from selectconv.allocate.decision import Decision
 from selectconv.allocate.log import Log, read_log
 from selectconv.allocate.optimizer_state import decays
+from selectconv.allocate.preview import GammaTable, tabulate_gammas
 from selectconv.allocate.report import AllocationReport
 from selectconv.allocate.watch import Watch
 from selectconv.checks import check_choice, check_count, check_fraction, check_gamma
@@ -60,7 +61,7 @@ class ChannelAllocator:
             each step, under a budget that falls over the steps that act. In modes that re-allocate
             `gamma` is the least that a step closes at.
         target_params: likewise for parameters; at most one of the two.
-        example_input: as for `sc.count`; needed with a target.
+        example_input: as for `sc.count`; needed with a target, and for costs in `preview`.
         followers: copies of the model, such as an EMA of its weights, that get the same plan.
         growth: what re-opened slots read: "importance" (the paper: one of the top K channels, at a
             random shift), or "gradient": the channel and offset for which the loss asks most. That
@@ -113,6 +114,7 @@ class ChannelAllocator:
         self.rule = ReallocRule(top_k, max_copies, init, use_shift=shifts, growth=growth)
         self.model = unwrap(model)
         self.optimizer = optimizer
+        self._example_input = example_input
         self.last_epoch = -1
         self._is_overtime = False  # whether that has been said
         self.generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
@@ -211,13 +213,35 @@ class ChannelAllocator:
         """Re-allocate now, at any time, whatever the mode; raises as `step` does."""
         return AllocationReport(None, self._act(closes=False, reopens=True, epoch=self.last_epoch))
 
-    def preview(self) -> AllocationReport:
+    @overload
+    def preview(self, gammas: None = None) -> AllocationReport: ...
+
+    @overload
+    def preview(self, gammas: Iterable[float]) -> GammaTable: ...
+
+    def preview(self, gammas: Iterable[float] | None = None) -> AllocationReport | GammaTable:
         """Tell what the next step would do, were it to act, and from which gamma it would close.
 
         Layers that observe their input's mean are not known before the first batch: the report
         names them and answers for the others (with a target, which needs them all, for none).
         Changes nothing; raises as `step` does.
+
+        Args:
+            gammas: compare these in place of the allocator's own: a table of the slots that a step
+                would close at each, and of the layers and the cost that this leaves (the cost:
+                where the allocator has an `example_input`). `print` it, or `.plot()` it.
         """
+        if gammas is not None:
+            protected = {
+                name: self._decision.protected(name, self.last_epoch + 1) for name in self.layers
+            }
+            return tabulate_gammas(
+                self.model,
+                gammas,
+                damage=self.damage,
+                protected=protected,
+                example_input=self._example_input,
+            )
         if not self._closes:
             return AllocationReport(None, AllocationPlan())
         epoch = self.last_epoch + 1

@@ -23,9 +23,11 @@ from selectconv.core.ecdm import normalize_ecdm
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers, unwrap
 from selectconv.errors import AllocationError, SelectConvError
+from selectconv.tables import html_table, text_table
 
 _CHUNK = 1 << 22  # numbers of the input that are unfolded at a time
 _WORST = 3  # offenders that a table's row has room for
+_FIGURES = (2, 4, 5, 6, 7)  # columns of figures
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,12 @@ class DamageReport(dict[str, LayerDamage]):
         self.unreached = tuple(unreached)
 
     def __str__(self) -> str:
+        return "\n".join([text_table(self._lines(), right=_FIGURES), *self._notes()])
+
+    def _repr_html_(self) -> str:
+        return html_table(self._lines(), right=_FIGURES, note="; ".join(self._notes()))
+
+    def _lines(self) -> list[tuple[str, ...]]:
         heads = ("layer", "E[X]", "open", "by", "r", "rank r", "r (rms)", "rank r (rms)")
         table: list[tuple[str, ...]] = [(*heads, "worst slots: expected -> measured share")]
         for row in self.values():
@@ -127,25 +135,21 @@ class DamageReport(dict[str, LayerDamage]):
             ]
             is_open = str(int(row.is_open.sum()))
             table.append((row.name, row.source, is_open, row.decides_by, *figures, worst or "-"))
-        widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
-        lines = [
-            "  ".join(
-                cell.rjust(width) if column == 2 or 4 <= column < 8 else cell.ljust(width)
-                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in table
-        ]
+        return table
+
+    def _notes(self) -> list[str]:
         ranked = [(row.rank_correlation(), row.name) for row in self.values()]
         known = sorted((rank, name) for rank, name in ranked if rank is not None)
+        notes = []
         if known:
             middle = known[len(known) // 2][0]
-            lines.append(
+            notes.append(
                 f"{len(self)} layers; rank correlation of what they decide by: median {middle:.2f},"
                 f" lowest {known[0][0]:.2f} at {known[0][1]}"
             )
         if self.unreached:
-            lines.append(f"no batch passed through: {', '.join(self.unreached)}")
-        return "\n".join(lines)
+            notes.append(f"no batch passed through: {', '.join(self.unreached)}")
+        return notes
 
 
 def observe_damage(

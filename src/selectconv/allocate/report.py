@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from selectconv.core.plan import AllocationPlan
+from selectconv.tables import html_table
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,11 @@ class AllocationReport:
         if self.unknown:
             text += f"; not known before the first batch: {', '.join(self.unknown)}"
         return text
+
+    def _repr_html_(self) -> str:
+        lines = [("layer", "de-allocated", "re-allocated")]
+        lines += [(name, str(len(one.closed)), str(len(one.opened))) for name, one in self.plan]
+        return html_table(lines, right=(1, 2), note=str(self))
 
 
 def _round(gains: Tensor) -> list[Any]:

@@ -127,12 +127,15 @@ def run_grid(
     states = find_states(grid, out)
 
     def launch(left: list[PlannedRun], tell: Callable[[Outcome], None]) -> None:
-        if engine == "ray":
-            from selectconv.reproduce.ray_engine import run_ray
+        from selectconv.cli.live import LiveRuns  # imports torch
 
-            run_ray(left, out, jobs, tell, gpus_per_run=gpus_per_run)
-        else:
-            run_local(left, out, jobs, tell)
+        with LiveRuns(left, out, jobs, console) as live:
+            if engine == "ray":
+                from selectconv.reproduce.ray_engine import run_ray
+
+                run_ray(left, out, jobs, tell, live.watch, gpus_per_run=gpus_per_run)
+            else:
+                run_local(left, out, jobs, tell, live.watch)
 
     with locked(out):
         _carry_out(grid, states, out, console, launch)

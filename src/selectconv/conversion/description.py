@@ -1,6 +1,7 @@
 """A table of a model's convs: their source of E[X], or why they are plain; and their slots."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,8 +13,11 @@ from selectconv.core.kernels import describe_path
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import unwrap_compiled
 from selectconv.errors import MeanSourceError
+from selectconv.extras import import_extra
+from selectconv.tables import html_table, text_table
 
 _CPU = torch.device("cpu")
+_FIGURES = range(3, 7)  # columns of figures
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,42 @@ class Description(tuple[ConvRow, ...]):
     path: str
 
     def __str__(self) -> str:
+        return f"{text_table(self._lines(), right=_FIGURES)}\n{self._summary()}"
+
+    def _repr_html_(self) -> str:
+        return html_table(self._lines(), right=_FIGURES, note=self._summary())
+
+    def plot(self, ax: Any = None) -> Any:
+        """Plot the slots of each selective conv: as they were, re-allocated, closed.
+
+        Args:
+            ax: matplotlib axes to draw into; None: new ones.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ModuleNotFoundError: matplotlib is not installed.
+        """
+        rows = [row for row in self if not row.skipped]
+        if ax is None:
+            size = (7, 1.5 + 0.25 * len(rows))
+            _, ax = import_extra("matplotlib.pyplot", "A plot").subplots(figsize=size)
+        left = [0] * len(rows)
+        for label, colour, counts in (
+            ("open", "#2f6fab", [row.open - row.moved for row in rows]),
+            ("re-allocated", "#d9772b", [row.moved for row in rows]),
+            ("closed", "#c9d0d6", [row.closed for row in rows]),
+        ):
+            ax.barh(range(len(rows)), counts, left=left, color=colour, label=label)
+            left = [before + count for before, count in zip(left, counts, strict=True)]
+        ax.set_yticks(range(len(rows)), [row.name or "(model)" for row in rows])
+        ax.invert_yaxis()
+        ax.set_xlabel("slots")
+        ax.legend()
+        return ax
+
+    def _lines(self) -> list[tuple[str, ...]]:
         why = "E[X] or why it is plain"
         table = [("conv", "weight", why, "open", "closed", "moved", "acts from gamma")]
         for row in self:
@@ -63,24 +103,17 @@ class Description(tuple[ConvRow, ...]):
             table.append(
                 (row.name or "(model)", "x".join(map(str, row.shape)), why, *counts, gamma)
             )
-        widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if column < 3 else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in table
-        ]
+        return table
+
+    def _summary(self) -> str:
         selective = [row for row in self if not row.skipped]
         closed, moved = sum(row.closed for row in selective), sum(row.moved for row in selective)
         slots = sum(row.open + row.closed for row in selective)
-        lines.append(
+        text = (
             f"{len(selective)} of {len(self)} convs selective; "
             f"of {slots} slots {closed} closed, {moved} re-allocated"
         )
-        if selective:
-            lines[-1] += f"; eager mode runs on {self.path}"
-        return "\n".join(lines)
+        return f"{text}; eager mode runs on {self.path}" if selective else text
 
 
 def describe(model: nn.Module) -> Description:

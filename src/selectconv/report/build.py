@@ -22,6 +22,7 @@ from selectconv.report.figures.ablation import (
     median_run,
 )
 from selectconv.report.figures.allocation import describe, draw_history, draw_map, draw_shifts
+from selectconv.report.figures.comparison import draw_cost, draw_pairs, draw_times
 from selectconv.report.figures.damage import draw_damage
 from selectconv.report.figures.feature import draw_pair, draw_top
 from selectconv.report.figures.growth import draw_gains
@@ -89,7 +90,10 @@ def draw_group(group: Group, name: str) -> list[Figure]:
     plans: list[tuple[str, Callable[[], Figure | None]]] = []
     if len([row for row in group.rows.values() if row.runs]) > 1:
         plans.append(("Error by method", lambda: draw_errors(group, f"{name}-errors")))
+        plans.append(("Paired differences", lambda: draw_pairs(group, f"{name}-pairs")))
+        plans.append(("Accuracy and cost", lambda: draw_cost(group, f"{name}-cost")))
     plans.append(("Test loss", lambda: draw_losses(group, f"{name}-losses")))
+    plans.append(("Time per epoch", lambda: draw_times(group, f"{name}-times")))
     plans.append(("Slots that are shifted", lambda: draw_shift_counts(group, f"{name}-counts")))
     if run is not None:
         plans += _plan_close_look(run, name)

@@ -17,6 +17,7 @@ from selectconv.reproduce.jobs import Outcome, conclude, start
 
 # How often a run is restarted after its worker or node died; it resumes each time.
 _RETRIES = 5
+_POLL_S = 1.0
 
 
 def run_ray(
@@ -24,6 +25,7 @@ def run_ray(
     out: Path,
     jobs: int,
     report: Callable[[Outcome], None],
+    watch: Callable[[Sequence[PlannedRun]], None] = lambda running: None,
     *,
     gpus_per_run: float | None = None,
 ) -> None:
@@ -34,6 +36,7 @@ def run_ray(
         out: folder of the grid, which every node sees.
         jobs: runs at a time.
         report: called with the outcome of each run.
+        watch: called again and again with the runs that are under way.
         gpus_per_run: GPUs that Ray reserves for a run. None: one if the cluster has any.
 
     Raises:
@@ -56,7 +59,8 @@ def run_ray(
                 run = waiting.pop(0)
                 reference = task.options(name=run.name).remote(asdict(run), str(out.absolute()))
                 running[reference] = run
-            for reference in ray.wait(list(running))[0]:
+            watch(list(running.values()))
+            for reference in ray.wait(list(running), timeout=_POLL_S)[0]:
                 run = running.pop(reference)
                 report(_result(ray, reference, run))
     finally:

@@ -18,7 +18,7 @@ def draw_errors(group: Group, name: str) -> Figure:
     with drawing() as plt:
         figure, axes = plt.subplots(figsize=(1.2 + 1.1 * len(rows), 3.4))
         for place, row in enumerate(rows):
-            colour = _colour(row)
+            colour = row_colour(row)
             errors = list(row.measured("error").values())
             axes.boxplot(
                 [errors],
@@ -59,7 +59,7 @@ def draw_losses(group: Group, name: str) -> Figure:
             run = median_run(list(row.runs.values()))
             losses = [line["test_loss"] for line in run.metrics]
             label = f"{row.short_name} (seed {run.config.seed})"
-            axes.plot(losses, color=_colour(row), label=label, linewidth=1.4)
+            axes.plot(losses, color=row_colour(row), label=label, linewidth=1.4)
         stop = math.ceil(group.config["stop_at"] * group.config["epochs"]) - 1
         axes.axvline(stop, color=GRID, linestyle="--", linewidth=1)
         axes.set_xlabel("epoch (dashed: the last epoch that selects channels)")
@@ -111,6 +111,6 @@ def count_shiftable(run: Run) -> int:
     return sum(len(layer.gate) for layer in layers if layer.shift is not None)
 
 
-def _colour(row: Row) -> str:
+def row_colour(row: Row) -> str:
     """Return a method's colour; another placement of it is drawn in ink."""
     return COLOURS.get(row.key.method, INK) if row.key.placement == PAPERS_PLACEMENT else INK

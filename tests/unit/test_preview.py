@@ -1,0 +1,116 @@
+"""`preview(gammas=...)` against steps that are carried out, and what notebooks show."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import selectconv as sc
+from selectconv.tables import html_table, text_table
+
+GAMMAS = [0.0, 0.01, 0.1, 0.5, 1.0]
+X = torch.zeros(1, 3, 8, 8)
+
+
+def small_net():
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 24, 3, padding=1),
+        nn.BatchNorm2d(24),
+        nn.ReLU(),
+        nn.Conv2d(24, 8, 1),
+    )
+
+
+@pytest.fixture
+def model():
+    return sc.convert(small_net(), X)
+
+
+def test_each_row_is_what_a_step_at_that_gamma_does(model):
+    before = copy.deepcopy(model.state_dict())
+    allocator = sc.ChannelAllocator(model, total_epochs=2, example_input=X)
+    table = allocator.preview(gammas=GAMMAS)
+    for row, gamma in zip(table, GAMMAS, strict=True):
+        other = copy.deepcopy(model)
+        done = sc.ChannelAllocator(other, total_epochs=2, gamma=gamma, mode="dealloc").step(0)
+        closed = done.deallocated
+        assert row.gamma == gamma
+        assert row.closed == sum(map(len, closed.values()))
+        assert row.layers == len(closed)
+        assert row.open == 16 + 24 - row.closed
+        cost = sc.count(other, X)
+        assert (row.macs, row.params) == (cost.macs, cost.params)
+    assert table[0].closed == 0
+    assert table[-1].closed == 38  # each layer keeps one
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_slots_in_their_grace_are_not_closed(model):
+    allocator = sc.ChannelAllocator(model, total_epochs=8, gamma=0.3, grace=3)
+    opened = sum(map(len, allocator.step(0).reallocated.values()))
+    assert opened > 0
+    free = sc.ChannelAllocator(model, total_epochs=8).preview(gammas=[1.0])
+    assert allocator.preview(gammas=[1.0])[0].closed <= free[0].closed - opened + 2
+
+
+def test_without_an_example_costs_are_not_counted(model):
+    row = sc.ChannelAllocator(model, total_epochs=2).preview(gammas=[0.1])[0]
+    assert row.macs is None
+    assert row.params is None
+
+
+def test_layers_that_have_seen_nothing_are_named():
+    net = nn.Sequential(*small_net()[:5], nn.MaxPool2d(2), nn.Conv2d(24, 8, 1))
+    table = sc.ChannelAllocator(sc.convert(net, X), total_epochs=2).preview(gammas=[1.0])
+    assert table.unknown == ("6",)
+    assert table[0].closed == 15
+    assert "not known before the first batch: 6" in str(table)
+
+
+@pytest.mark.parametrize(
+    ("gammas", "message"),
+    [
+        ([], "at least one number"),
+        ([2.0], r"`gammas` must be in \[0, 1\], got 2.0"),
+        (["a"], "'a'"),
+    ],
+)
+def test_gammas_that_are_not_accepted(model, gammas, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        sc.ChannelAllocator(model, total_epochs=2).preview(gammas=gammas)
+
+
+def test_tables_as_text_and_as_html(model):
+    table = sc.ChannelAllocator(model, total_epochs=2, example_input=X).preview(gammas=[0.1, 1])
+    lines = str(table).splitlines()
+    assert lines[0].split() == ["gamma", "closed", "layers", "open", "multiply-adds", "parameters"]
+    assert lines[-1] == "of 40 slots in 2 layers"
+    assert table._repr_html_().count("<tr>") == 3
+    description = sc.describe(model)
+    assert "2 of 3 convs selective" in description._repr_html_()
+    assert description._repr_html_().count("<tr>") == 4
+    report = sc.ChannelAllocator(model, total_epochs=2, gamma=1.0).step(0)
+    assert str(report) in report._repr_html_()
+    damage = sc.observe_damage(model, [torch.randn(2, 3, 8, 8)])
+    assert "rank r" in damage._repr_html_()
+    assert text_table([("a", "b"), ("cc", "1")], right={1}) == "a   b\ncc  1"
+    assert "&lt;" in html_table([("a",), ("<",)], right=())
+
+
+def test_plots_show_what_the_tables_say(model):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("Agg")
+    table = sc.ChannelAllocator(model, total_epochs=2, example_input=X).preview(gammas=[0.1, 1])
+    ax = table.plot()
+    slots = next(line for line in ax.get_lines() if "slots" in line.get_label())
+    assert slots.get_ydata() == pytest.approx([100 * row.open / 40 for row in table])
+    assert len(ax.get_lines()) == 3
+    model[3].close([0, 1, 2])
+    bars = sc.describe(model).plot()
+    widths = [bar.get_width() for bar in bars.patches]
+    assert widths == [13, 24, 0, 0, 3, 0]  # open, re-allocated, closed: a bar for each layer
+    pyplot.close("all")

@@ -96,7 +96,9 @@ class GammaTable(tuple[GammaRow, ...]):
     _dense: Cost | None = None
 
     def _lines(self) -> list[tuple[str, ...]]:
-        lines = [("gamma", "closed", "layers", "open", "multiply-adds", "parameters")]
+        lines: list[tuple[str, ...]] = [
+            ("gamma", "closed", "layers", "open", "multiply-adds", "parameters")
+        ]
         for row in self:
             cost = ["-" if value is None else f"{value:,}" for value in (row.macs, row.params)]
             counts = (f"{row.closed:,}", str(row.layers), f"{row.open:,}")

@@ -93,7 +93,9 @@ class Description(tuple[ConvRow, ...]):
 
     def _lines(self) -> list[tuple[str, ...]]:
         why = "E[X] or why it is plain"
-        table = [("conv", "weight", why, "open", "closed", "moved", "acts from gamma")]
+        table: list[tuple[str, ...]] = [
+            ("conv", "weight", why, "open", "closed", "moved", "acts from gamma")
+        ]
         for row in self:
             gamma = "-" if row.smallest_gamma is None else f"{row.smallest_gamma:.2g}"
             counts = (

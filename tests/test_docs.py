@@ -76,7 +76,7 @@ def commands():
                     yield pytest.param(words[words.index("selectconv") + 1 :], id=" ".join(words))
 
 
-@pytest.mark.parametrize("words", commands())
+@pytest.mark.parametrize("words", list(commands()))
 def test_commands_are_accepted(words):
     verb, *rest = words
     assert verb in VERBS

@@ -132,7 +132,9 @@ def describe_steps(seed: int = 0, folder: Path = RESULTS) -> str:
     rows = list(results_of("architectures", seed, folder).values())
     tried = [row for row in rows if row["how"] not in (TOO_LARGE, TOO_SLOW, CRASHED, HUNG)]
     whole = [row for row in tried if row["how"] == "all the way"]
-    share = 100 * len(whole) / max(len(tried), 1)
+    if not tried:
+        return "None has been tried yet."
+    share = 100 * len(whole) / len(tried)
     aside = Counter(row["how"].removeprefix("left out: ") for row in rows if row not in tried)
     left = f" Left out: {', '.join(f'{n} {why}' for why, n in aside.items())}." if aside else ""
     lines = [

@@ -39,10 +39,10 @@ def _describe(name: str, rows: list[dict[str, Any]]) -> str:
     ends = Counter(row["how"] for row in rows if row["how"] not in WRONG)
     wrong = Counter(row["how"] for row in rows if row["how"] in WRONG)
     kills = sum(row.get("kills", 0) for row in rows)
-    trials = f"{len(rows)}, {kills} kills" if kills else str(len(rows))
+    trials = f"{len(rows)} of {campaign.COUNT}" + (f", {kills} kills" if kills else "")
     return (
-        f"| `{name}`: {campaign.TITLE} | {campaign.WANTED} | {trials} | {_counts(ends)} | "
-        f"{_counts(wrong) or '0'} |"
+        f"| `{name}`: {campaign.TITLE} | {campaign.WANTED} | {trials} | {_counts(ends) or '-'} | "
+        f"{_counts(wrong) or ('0' if rows else '-')} |"
     )
 
 

@@ -82,5 +82,5 @@ def test_the_summary_lists_what_went_wrong(tmp_path, how):
     row = {"seed": 0, "trial": 7, "what": "a|b", "how": how, "date": "2026-01-01", "detail": "x\ny"}
     (tmp_path / "damage.jsonl").write_text(json.dumps(row) + "\n")
     text = describe_results(0, tmp_path)
-    assert f"| 1 {how} |" in text
+    assert f"| 1 of 200 | - | 1 {how} |" in text
     assert f"- `damage` 7, a|b: {how}: x y" in text

@@ -216,6 +216,26 @@ def test_a_checkpoint_is_accepted_however_often_its_successors_are_killed(tmp_pa
     }
 
 
+def test_a_checkpoint_that_was_put_back_is_accepted_after_a_kill(tmp_path, monkeypatch):
+    path, previous = tmp_path / "last.ckpt", tmp_path / "previous.ckpt"
+    for epoch in range(2):
+        save_checkpoint(path, {**STATE, "epoch": epoch})
+    os.replace(previous, path)  # as the message about a damaged checkpoint says
+    assert load_checkpoint(path)["epoch"] == 0
+    replace = os.replace
+
+    def die(source, target):
+        if target == path:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", die)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(path, {**STATE, "epoch": 1, "best_error": 2.5})
+    assert load_checkpoint(path)["epoch"] == 0
+    assert load_checkpoint(previous)["epoch"] == 0
+
+
 class _Bomb:
     def __reduce__(self):
         return (os.mkdir, ("bomb",))

@@ -16,6 +16,7 @@ from selectconv.train.digests import (
     is_unchanged,
     record,
     recorded,
+    settle,
     write_recorded,
 )
 from selectconv.train.run_folder import PREVIOUS
@@ -41,7 +42,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
                 _link(path, beside)
         except OSError as error:
             raise RunError(f"{previous} cannot be written: {error.strerror or error}.") from error
-        record(previous, recorded(path))
+        settle(previous)
     write_recorded(path, lambda file: torch.save({"format": FORMAT, **state}, file))
 
 

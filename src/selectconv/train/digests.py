@@ -65,6 +65,13 @@ def record(path: Path, digests: list[str]) -> None:
     write_text(path.parent / DIGESTS, json.dumps(known, indent=1) + "\n")
 
 
+def settle(path: Path) -> None:
+    """Drop the digests that a file might have had and does not have."""
+    known, found = recorded(path), _digest(path)
+    if found in known:
+        record(path, [found])
+
+
 def recorded(path: Path) -> list[str]:
     """Return the digests that a file may have; none for a file that was never recorded."""
     return _read(path.parent).get(path.name, [])

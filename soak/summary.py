@@ -17,9 +17,9 @@ MOST = 12  # findings that are listed
 def describe_results(seed: int, folder: Path = RESULTS) -> str:
     """Return the table of all campaigns, and a line for each trial that went wrong."""
     found = {name: list(results_of(name, seed, folder).values()) for name in CAMPAIGNS}
-    dates = sorted({row["date"] for rows in found.values() for row in rows}) or ["never"]
-    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    lines = [f"Seed {seed}, run on {when}.", "", HEAD]
+    dates = sorted({row["date"] for rows in found.values() for row in rows})
+    when = f"run on {' to '.join(sorted({dates[0], dates[-1]}))}" if dates else "not run yet"
+    lines = [f"Seed {seed}, {when}.", "", HEAD]
     lines += [_describe(name, rows) for name, rows in found.items()]
     wrong = [(name, row) for name, rows in found.items() for row in rows if row["how"] in WRONG]
     if wrong:

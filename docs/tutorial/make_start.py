@@ -10,8 +10,16 @@ from pathlib import Path
 
 DOCS = Path(__file__).parents[1]
 PAGE = DOCS / "start.md"
-PICTURES = ("allocation.svg", "gammas.svg")
-_BLOCK = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
+# What the page's blocks save, and what is seen there.
+PICTURES = {
+    "allocation.svg": "The slots of each layer: open, re-allocated, closed",
+    "gammas.svg": "What a step would leave at each gamma",
+}
+# A block, its output and its picture; the last two need not be there yet.
+_BLOCK = re.compile(
+    r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?(?:\n\n!\[[^\]]*\]\(figures/start-[^)]*\))?",
+    re.DOTALL,
+)
 
 
 def run_page(text: str) -> list[str]:
@@ -50,10 +58,15 @@ def main() -> None:
 
     def fill(block: re.Match[str]) -> str:
         said = next(printed)
-        assert (block[2] is not None) == bool(said), (
-            "a block prints if and only if an output follows"
-        )
-        return f"```python\n{block[1]}```" + (f"\n\n```text\n{said}```" if said else "")
+        parts = [f"```python\n{block[1]}```"]
+        if said:
+            parts.append(f"```text\n{said}```")
+        parts += [
+            f"![{words}](figures/start-{name})"
+            for name, words in PICTURES.items()
+            if name in block[1]
+        ]
+        return "\n\n".join(parts)
 
     PAGE.write_text(_BLOCK.sub(fill, text), encoding="utf-8")
 

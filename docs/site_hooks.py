@@ -62,6 +62,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return markdown if page.file.generated_by else rewrite(markdown, DOCS)
 
 
+def on_post_page(output: str, **_: Any) -> str:
+    """Let search work from a folder with a script of ours; the theme's comes from the network."""
+    return output.replace("https://unpkg.com/iframe-worker/shim", "site_worker.js")
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    """Do the same for the page of what is not found."""
+    return on_post_page(output_content)
+
+
 def rewrite(markdown: str, folder: Path) -> str:
     """Return a page of a folder with links that are right on the site; code stays as it is."""
 

@@ -4,9 +4,12 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from browser import CHROMIUM, Browser
 
 pytest.importorskip("mkdocs", reason="the site needs the docs extra")
 pytest.importorskip("mkdocstrings", reason="the site needs the docs extra")
@@ -57,3 +60,27 @@ def test_the_reference_shows_examples_as_code(site):
 def test_the_search_knows_the_pages(site):
     text = (site / "search" / "search_index.json").read_text(encoding="utf-8")
     assert "expected channel damage matrix" in text
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+@pytest.mark.parametrize("width", [1300, 400])
+def test_search_works_from_a_folder(site, tmp_path, width):
+    browser = Browser(tmp_path)
+    try:
+        browser.open((site / "settings.html").as_uri(), width=width)
+        browser.evaluate(
+            "(() => { const query = document.querySelector('[data-md-component=search-query]');"
+            "query.focus(); query.value = 'damage matrix';"
+            "query.dispatchEvent(new Event('keyup', {bubbles: true})); })()"
+        )
+        deadline = time.monotonic() + 60
+        found = "document.querySelectorAll('.md-search-result__item').length"
+        while not browser.evaluate(found):
+            assert time.monotonic() < deadline, browser.errors()
+            time.sleep(0.2)
+        assert browser.errors() == []
+        assert [url for url in browser.requests() if not url.startswith(("file:", "data:"))] == []
+        wide = browser.evaluate("document.documentElement.scrollWidth")
+        assert wide <= width, "the page must not scroll sideways"
+    finally:
+        browser.close()

@@ -15,7 +15,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,7 @@ def run_trial(name: str, seed: int, number: int) -> dict[str, Any]:
             ended = Ended(wrong.what, wrong.how, wrong.detail)
         except Exception:
             ended = Ended("", BROKEN, traceback.format_exc(limit=-4))
+        ended = replace(ended, detail=ended.detail.replace(scratch, "SCRATCH"))
     return describe(seed, number, ended, time.monotonic() - started)
 
 

@@ -204,23 +204,23 @@ def train(
         DataError: the data set is not available.
     """
     fabric = build_fabric(config)
-    with fabric.rank_zero_first():  # one process fetches
-        splits = load_dataset(
-            config.data,
-            config.data_root,
-            subset=config.subset,
-            test_subset=config.test_subset,
-            image_size=config.image_size,
-            holdout=config.holdout,
-        )
-    state = None
-    if resume and (folder / CHECKPOINT).exists():
-        before = run_data(folder.path, config)
-        check_same_images(before, splits.info, "num_train", "num_test", "shape")
-        state = load_checkpoint(folder / CHECKPOINT)
-    elif fabric.global_rank == 0:
-        record_data(folder, splits.info)
     try:
+        with fabric.rank_zero_first():  # one process fetches
+            splits = load_dataset(
+                config.data,
+                config.data_root,
+                subset=config.subset,
+                test_subset=config.test_subset,
+                image_size=config.image_size,
+                holdout=config.holdout,
+            )
+        state = None
+        if resume and (folder / CHECKPOINT).exists():
+            before = run_data(folder.path, config)
+            check_same_images(before, splits.info, "num_train", "num_test", "shape")
+            state = load_checkpoint(folder / CHECKPOINT)
+        elif fabric.global_rank == 0:
+            record_data(folder, splits.info)
         _run_epochs(Training(config, fabric, splits, state), folder, display)
     except RuntimeError as error:
         if fabric.world_size > 1 and _LOST_RANK.search(str(error)):

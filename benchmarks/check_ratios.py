@@ -30,7 +30,6 @@ def measure(repeats: int) -> list[dict[str, Any]]:
     rows = [
         *measure_selective(repeats, SMALL),
         *measure_infer(repeats, Subject(SMALL.model, 16, batch_size=1)),
-        *measure_infer(repeats, Subject("densenet40", batch_size=8)),
         *measure_infer(repeats, Subject(SMALL.model, 16, batch_size=8), "onnxruntime"),
     ]
     return [{key: row[key] for key in _KEPT if key in row} for row in rows if row["unit"] == "x"]

@@ -60,6 +60,9 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="write the file anew")
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
+    if not options.record and not FILE.exists():
+        print(f"bench-check: there is no {FILE.name}: record it with --record.", file=sys.stderr)
+        return 1
     with one_thread():
         measured = measure(options.repeats)
     if options.record:

@@ -22,8 +22,6 @@ from selectconv.core.slots import SlottedConvNd
 
 # Multiplies of a conv, forward and backward, in the time that copying one of its inputs takes.
 _COPY_COST = 100
-# Multiplies of a conv in the time that copying one of its weights takes.
-_COPY_WEIGHT_COST = 12
 
 
 _Allocation = tuple[Tensor, Tensor | None, Tensor]  # index, shift, shifted
@@ -141,7 +139,7 @@ class SelectConvNd(SlottedConvNd):
             return partial(self._convolve_masked, slots=slots)
         if not (slots.closed or slots.rerouted):
             return self._convolve_fresh
-        gathers = self._gathers(x, slots)
+        gathers = self._gathers(slots)
         if x.numel() < self.weight.numel() and not gathers:
             return partial(self._convolve_selected, slots=slots)
         if slots.rerouted or gathers:
@@ -225,15 +223,12 @@ class SelectConvNd(SlottedConvNd):
             self._counted = (content, _count(gate, shifted, index))
         return self._counted[1]
 
-    def _gathers(self, x: Tensor, slots: "_SlotCounts") -> bool:
+    def _gathers(self, slots: "_SlotCounts") -> bool:
         """Return whether copying the open channels costs less than convolving the closed ones."""
         if self.groups > 1 or slots.closed == self.in_channels:  # a conv needs an input
             return False
-        left = self.in_channels - slots.closed
-        if self.weight[:, 0].numel() * slots.closed <= _COPY_COST * left:
-            return False
-        pixels = x.numel() // self.in_channels  # of all images; the weight is copied as well
-        return pixels * slots.closed > _COPY_WEIGHT_COST * left
+        multiplies = self.weight[:, 0].numel() * slots.closed
+        return multiplies > _COPY_COST * (self.in_channels - slots.closed)
 
     def _convolve_every_slot(self, x: Tensor, kernel: kernels.Kernel | None) -> Tensor:
         """Convolve all slots, with weights of zero where they are closed."""

@@ -30,7 +30,6 @@ def measure(repeats: int) -> list[dict[str, Any]]:
     rows = [
         *measure_selective(repeats, SMALL),
         *measure_infer(repeats, Subject(SMALL.model, 16, batch_size=1)),
-        *measure_infer(repeats, Subject("densenet40", batch_size=8)),
         *measure_infer(repeats, Subject(SMALL.model, 16, batch_size=8), "onnxruntime"),
     ]
     return [{key: row[key] for key in _KEPT if key in row} for row in rows if row["unit"] == "x"]
@@ -61,6 +60,9 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="write the file anew")
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
+    if not options.record and not FILE.exists():
+        print(f"bench-check: there is no {FILE.name}: record it with --record.", file=sys.stderr)
+        return 1
     with one_thread():
         measured = measure(options.repeats)
     if options.record:

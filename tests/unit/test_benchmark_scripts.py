@@ -61,6 +61,16 @@ def test_bench_check_shows_what_is_new():
     assert not is_worse
 
 
+def test_bench_check_without_a_record_says_so_in_one_line(monkeypatch, capsys, tmp_path):
+    script = load("check_ratios")
+    monkeypatch.setattr(script, "FILE", tmp_path / "ratios.json")
+    monkeypatch.setattr(sys, "argv", ["check_ratios.py"])
+    assert script.main() == 1
+    assert capsys.readouterr().err == (
+        "bench-check: there is no ratios.json: record it with --record.\n"
+    )
+
+
 def test_the_recorded_ratios_have_n_and_spread():
     recorded = json.loads((BENCHMARKS / "ratios.json").read_text())
     assert len(recorded) >= 10

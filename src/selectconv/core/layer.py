@@ -139,9 +139,10 @@ class SelectConvNd(SlottedConvNd):
             return partial(self._convolve_masked, slots=slots)
         if not (slots.closed or slots.rerouted):
             return self._convolve_fresh
-        if x.numel() < self.weight.numel():
+        gathers = self._gathers(slots)
+        if x.numel() < self.weight.numel() and not gathers:
             return partial(self._convolve_selected, slots=slots)
-        if slots.rerouted or self._gathers(slots):
+        if slots.rerouted or gathers:
             return partial(self._convolve_open, slots=slots)
         return partial(self._convolve_masked, slots=slots)
 

@@ -67,7 +67,8 @@ def write_screening() -> str:
         network = row["model"].rpartition(":")[2]
         cells = [
             f"{network}, {row['data']}, {row['images']:,} x {row['epochs']}",
-            *(str(row[name]) for name in ("method", "seed", "weight_decay", "lr")),
+            row["method"] + (", growth by gradient" if row.get("growth") == "gradient" else ""),
+            *(str(row[name]) for name in ("seed", "weight_decay", "lr")),
             *(str(row.get(name, "-")) for name in ("gamma", "grace")),
             f"{row['holdout_error']:.2f}",
             f"{row['holdout_loss']:.4f}",

@@ -199,9 +199,7 @@ def test_other_failures_keep_their_reason():
 
 def test_quotes_long_lines_in_part():
     try:
-        raise ValueError(
-            "a text that makes this line longer than what a message should quote of it"
-        )
+        raise ValueError("a text that makes this line longer than what a message should quote")
     except ValueError as error:
         quoted = failed_line(error)
     assert quoted.startswith("`raise ValueError(")

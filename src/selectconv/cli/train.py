@@ -108,7 +108,9 @@ def read_settings(options: Namespace) -> dict[str, Any]:
     types = setting_types()
     return {
         # A whole number is a number: 1 is 1.0 where a fraction is meant.
-        name: float(value) if types.get(name) is float and type(value) is int else value
+        name: float(value)
+        if types.get(name) in (float, float | str) and type(value) is int
+        else value
         for name, value in given.items()
     }
 

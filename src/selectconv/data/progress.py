@@ -31,6 +31,6 @@ def progress_bar(
         amount,
         progress.TimeRemainingColumn(),
     )
-    with progress.Progress(*columns, console=console, transient=True) as bar:
+    with progress.Progress(*columns, console=console) as bar:
         task = bar.add_task(title, total=total)
         yield lambda step: bar.update(task, advance=step)

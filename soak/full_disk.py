@@ -8,13 +8,12 @@ import ctypes
 import os
 import random
 import subprocess
-import time
 from functools import cache
 from pathlib import Path
 
 from soak.commands import RUN, Child, Finished, check_words, differences, run, undisturbed
 from soak.driver import DIFFERENT, LOST, Ended, Wrong
-from soak.kills import duration
+from soak.kills import duration, pass_time
 
 TITLE = "a full disk (tmpfs) at random moments, then space again and `--resume`"
 WANTED = "one line, exit code 1, and the last bit of an undisturbed run after `--resume`"
@@ -48,7 +47,7 @@ def filled_disk(draw: random.Random, disk: Path) -> Ended:
     what = "disk filled during training"
     mount(disk, str(2 * footprint()))
     child = Child([*RUN, "--out", str(disk / "run")])
-    time.sleep(draw.random() * duration())
+    pass_time(child, draw.random() * duration())
     fill(disk / "filler")
     ended = child.wait()
     (disk / "filler").unlink()

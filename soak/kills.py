@@ -6,7 +6,7 @@ import time
 from functools import cache
 from pathlib import Path
 
-from soak.commands import RUN, Child, Finished, differences, run, undisturbed
+from soak.commands import RUN, Child, Finished, differences, undisturbed
 from soak.driver import DIFFERENT, LOST, Ended, Wrong
 
 TITLE = "runs killed (SIGKILL) four times each at random moments, and resumed"
@@ -21,9 +21,7 @@ def trial(number: int, draw: random.Random, scratch: Path) -> Ended:
     what = "run killed, resumed"
     for _ in range(KILLS):
         child = start(out)
-        moment = time.monotonic() + draw.random() * duration()
-        while child.poll() is None and time.monotonic() < moment:
-            time.sleep(0.001)
+        pass_time(child, 0.7 * draw.random() * duration())  # a resumed run is shorter
         if child.poll() is not None:  # it was faster than the moment: done
             check(what, child.wait())
             break
@@ -55,11 +53,19 @@ def lines(out: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+def pass_time(child: Child, seconds: float) -> None:
+    """Wait until a command has computed for so long, or has ended."""
+    while child.poll() is None and child.cpu_s() < seconds:
+        time.sleep(0.001)
+
+
 @cache
 def duration() -> float:
-    """Measure how long the run takes."""
+    """Measure how long the run computes, which a busy machine does not change."""
     folder = undisturbed().parent / "timed"
-    started = time.monotonic()
-    run(*RUN, "--out", folder)
+    child, spent = Child([*RUN, "--out", str(folder)]), 0.0
+    while child.poll() is None:
+        spent = child.cpu_s()
+        time.sleep(0.001)
     shutil.rmtree(folder)
-    return time.monotonic() - started
+    return spent

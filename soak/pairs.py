@@ -1,12 +1,11 @@
 """Two commands at once on one folder: one works, the other is refused or reads what is whole."""
 
 import random
-import time
 from pathlib import Path
 
 from soak.commands import RUN, Child, check_words, differences, undisturbed
 from soak.driver import DIFFERENT, FOREIGN, LOST, Ended, Wrong
-from soak.kills import duration
+from soak.kills import duration, pass_time
 
 TITLE = "pairs of commands on one run folder, the second at a random moment"
 WANTED = "one run, with the last bit of an undisturbed one; the other refused in a line"
@@ -31,7 +30,7 @@ def trial(number: int, draw: random.Random, scratch: Path) -> Ended:
     out = scratch / "run"
     what = draw.choice([*TRAINERS] * 2 + [*READERS])
     first = Child([*RUN, "--out", str(out)])
-    time.sleep(draw.random() * duration() if draw.random() < 0.8 else 0)
+    pass_time(first, draw.random() * duration() if draw.random() < 0.8 else 0)
     if what in TRAINERS:
         words = [*RUN, *TRAINERS[what], "--out", str(out)]
     else:

@@ -17,7 +17,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_architecture.py
+	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_site.py
 	rm -rf dist && $(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	$(BIN)/python tests/support/check_wheel.py dist
 
@@ -40,11 +40,11 @@ tutorial: $(VENV)/.dev
 	$(BIN)/python docs/tutorial/make_start.py
 
 # The documentation site, strictly and offline, into site/.
-docs: $(VENV)/.docs
+docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
 
 # sdist and wheel into dist/, checked, and the wheel tried in an empty environment.
-release: $(VENV)/.docs
+release: $(VENV)/.dev
 	rm -rf dist && $(BIN)/python -m build --no-isolation --outdir dist .
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/python tests/support/check_wheel.py dist
@@ -81,10 +81,6 @@ $(VENV)/.test: $(VENV)/.torch pyproject.toml
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@ $(VENV)/.train $(VENV)/.test
-
-$(VENV)/.docs: $(VENV)/.dev
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[docs]'
-	touch $@
 
 clean:
 	rm -rf $(VENV) build dist site

@@ -11,8 +11,8 @@ import pytest
 
 from browser import CHROMIUM, Browser
 
-pytest.importorskip("mkdocs", reason="the site needs the docs extra")
-pytest.importorskip("mkdocstrings", reason="the site needs the docs extra")
+pytest.importorskip("mkdocs", reason="the site needs the dev extra")
+pytest.importorskip("mkdocstrings", reason="the site needs the dev extra")
 
 ROOT = Path(__file__).parent.parent
 

@@ -1,6 +1,7 @@
 """A headless Chromium that tests talk to over its debugging pipe; nothing needs to be installed."""
 
 import base64
+import fcntl
 import json
 import os
 import shutil
@@ -21,8 +22,8 @@ class Browser:
         read_end, self._out = os.pipe()
         self._in, write_end = os.pipe()
         # Chromium reads commands from descriptor 3 and writes answers to 4. Both ends are moved out
-        # of the way first, since one of them may be 3 or 4 itself.
-        far_read, far_write = (os.dup2(end, 40 + n) for n, end in enumerate((read_end, write_end)))
+        # of the way first, since one of them may be 3 or 4 itself, to descriptors that are free.
+        far_read, far_write = (fcntl.fcntl(end, fcntl.F_DUPFD, 40) for end in (read_end, write_end))
 
         def connect() -> None:
             os.dup2(far_read, 3)

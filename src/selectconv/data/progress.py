@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar(
-    title: str, total: int | None, *, of_bytes: bool
+    title: str, total: int | None, *, of_bytes: bool, stays: bool = True
 ) -> Iterator[Callable[[int], None]]:
     """Show a bar while the block runs; the block gets the function that advances it.
 
@@ -18,6 +18,7 @@ def progress_bar(
         title: the text to the left of the bar.
         total: where it ends; None: unknown.
         of_bytes: bytes rather than pieces.
+        stays: whether it can still be seen after the block.
     """
     if importlib.util.find_spec("rich") is None:
         yield lambda amount: None
@@ -31,6 +32,6 @@ def progress_bar(
         amount,
         progress.TimeRemainingColumn(),
     )
-    with progress.Progress(*columns, console=console) as bar:
+    with progress.Progress(*columns, console=console, transient=not stays) as bar:
         task = bar.add_task(title, total=total)
         yield lambda step: bar.update(task, advance=step)

@@ -124,7 +124,7 @@ def read_images(
     if info.shape[1] > _IN_MEMORY:
         return train, test
     total = len(train) + (0 if test is None else len(test))
-    with progress_bar(f"decoding {info.title}", total, of_bytes=False) as advance:
+    with progress_bar(f"decoding {info.title}", total, of_bytes=False, stays=False) as advance:
         return _decode(train, advance), None if test is None else _decode(test, advance)
 
 

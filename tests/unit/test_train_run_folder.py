@@ -95,6 +95,12 @@ def test_a_first_line_that_was_announced_but_not_written_does_not_count(tmp_path
     assert folder.read(METRICS) == [{"epoch": 0}]
 
 
+@pytest.mark.parametrize("name", [".lock", ".lock.json", ".lock.json.part", "config.yaml.part"])
+def test_what_a_kill_leaves_before_the_settings_is_nothing(tmp_path, name):
+    (tmp_path / name).write_text("")
+    assert RunFolder(tmp_path).is_empty()
+
+
 def test_a_start_that_was_cut_short_leaves_an_empty_folder(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path)
     replace = os.replace

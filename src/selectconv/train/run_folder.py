@@ -31,7 +31,7 @@ _OWN = (
     CONFIG, ENVIRONMENT, STATUS, METRICS, ALLOCATION, CHECKPOINT, PREVIOUS, LAST, BEST, HOLDOUT,
     GAINS, IMAGES, DIGESTS, TENSORBOARD,
 )  # fmt: skip
-_LOCK_FILES = (LOCK, HOLDER)
+_LOCK_FILES = (LOCK, HOLDER, f"{HOLDER}.part")
 # What a start that was cut short, before it wrote its settings, may leave behind.
 _BEGINNINGS = (DIGESTS, f"{DIGESTS}.part", f"{CONFIG}.part")
 

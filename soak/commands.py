@@ -51,7 +51,7 @@ class Child:
 
     def __init__(self, words: Sequence[str], before: Callable[[], object] | None = None) -> None:
         import_all()
-        self.files = [tempfile.TemporaryFile("w+") for _ in range(2)]  # noqa: SIM115
+        self.files = [tempfile.TemporaryFile("w+") for _ in range(2)]  # noqa: SIM115 - closed in poll
         self.ended: Finished | None = None
         sys.stdout.flush()
         sys.stderr.flush()
@@ -107,8 +107,8 @@ def _become(words: Sequence[str], files: list[int], before: Callable[[], object]
     try:
         os.dup2(files[0], 1)
         os.dup2(files[1], 2)
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - as long as the child
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - likewise
         if before is not None:
             before()
         from selectconv.__main__ import main
@@ -140,7 +140,7 @@ def import_all() -> None:
     import selectconv.cli.display
     import selectconv.deploy.onnx
     import selectconv.train.estimate
-    import selectconv.train.loop  # noqa: F401
+    import selectconv.train.loop  # noqa: F401 - so that forked children have it
 
 
 def check_words(what: str, ended: Finished, codes: Sequence[int] = (1, 2)) -> str:

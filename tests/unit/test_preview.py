@@ -114,3 +114,10 @@ def test_plots_show_what_the_tables_say(model):
     widths = [bar.get_width() for bar in bars.patches]
     assert widths == [13, 24, 0, 0, 3, 0]  # open, re-allocated, closed: a bar for each layer
     pyplot.close("all")
+
+
+@pytest.mark.parametrize("gammas", [3, 0.1, "auto"])
+def test_gammas_must_be_a_list(gammas):
+    model = sc.create_model("densenet40", selective=True, growth_rate=4, units=[1, 1, 1])
+    with pytest.raises(TypeError, match="`gammas` must be a list of numbers"):
+        sc.ChannelAllocator(model, total_epochs=2).preview(gammas=gammas)

@@ -134,6 +134,8 @@ def tabulate_gammas(
         AllocationError, MeanSourceError, CompressionError: as for `ChannelAllocator.step` and
             `sc.count`.
     """
+    if isinstance(gammas, str) or not isinstance(gammas, Iterable):
+        raise TypeError(f"`gammas` must be a list of numbers in [0, 1], got {gammas!r}.")
     wanted = [check_fraction("gammas", gamma) for gamma in gammas]
     if not wanted:
         raise ValueError("`gammas` needs at least one number from 0 to 1, got none.")

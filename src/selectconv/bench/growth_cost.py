@@ -20,7 +20,7 @@ _GROWTHS = ("importance", "gradient")
 def measure_watching(repeats: int, subject: Subject) -> list[dict[str, Any]]:
     """Time steps in which all layers are watched against those of the paper's rule.
 
-    The ratio of an epoch follows: so many of its passes are watched, whatever its length.
+    An epoch watches `PASSES` passes, however long it is; its ratio is computed from that.
     """
     sides = {growth: _step(subject, growth, watch_all=True) for growth in _GROWTHS}
     times = in_turn(sides, repeats)

@@ -18,7 +18,7 @@ from torch import Tensor
 from selectconv.core.gradients import LAGS, GradientStatistics
 
 _RIDGE = 1e-3  # lambda, as a part of the channel's variance
-_NOVEL = 0.05  # a candidate of which less than this part is new is none
+_NOVEL = 0.05  # candidates with a smaller share of new variance are left out
 
 
 def choose_by_gradient(

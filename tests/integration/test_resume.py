@@ -1,31 +1,25 @@
 """A run that was killed at any moment and resumed ends with the bits of an undisturbed one."""
 
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import selectconv as sc
+from forked import serving
 from selectconv.train.checkpoint import load_checkpoint
 from selectconv.train.run_folder import ALLOCATION, BEST, CHECKPOINT, LAST, METRICS, RunFolder
 from tiny_models import allocation_of
 
-SCRIPT = Path(__file__).parents[1] / "support" / "small_run.py"
 # What a clock says differs between any two runs; everything else must not.
 CLOCKS = ("seconds", "images_per_second")
 
 
-def run(out, *arguments):
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), str(out), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("said")) as server:
+        yield server.run
 
 
 def assert_same_bits(left, right, path=""):
@@ -58,7 +52,7 @@ def assert_same_run(left, right):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def undisturbed(run, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "undisturbed"
     done = run(out)
     assert done.returncode == 0, done.stderr
@@ -79,7 +73,7 @@ def undisturbed(tmp_path_factory):
     ],
     ids=" ".join,
 )
-def test_killed_and_resumed_ends_with_the_same_bits(moment, undisturbed, tmp_path):
+def test_killed_and_resumed_ends_with_the_same_bits(moment, run, undisturbed, tmp_path):
     out = tmp_path / "run"
     killed = run(out, "--die", *moment)
     assert killed.returncode == -signal.SIGKILL
@@ -90,7 +84,7 @@ def test_killed_and_resumed_ends_with_the_same_bits(moment, undisturbed, tmp_pat
     assert_same_run(out, undisturbed)
 
 
-def test_same_seed_same_bits_other_seed_other_bits(undisturbed, tmp_path):
+def test_same_seed_same_bits_other_seed_other_bits(run, undisturbed, tmp_path):
     assert run(tmp_path / "same").returncode == 0
     assert_same_run(tmp_path / "same", undisturbed)
     assert run(tmp_path / "other", "--seed", "1").returncode == 0

@@ -87,7 +87,10 @@ def test_a_folder_with_another_run_is_refused(grid, tmp_path, capsys):
         ("table2", 10, "densenet_bc190-digits-slimming-1"),
     ],
 )
-def test_a_dry_run_prints_the_grid_and_touches_nothing(table, runs, one, tmp_path, capsys):
+def test_a_dry_run_prints_the_grid_and_touches_nothing(
+    table, runs, one, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("selectconv.train.estimate._REPEATS", 1)
     out = tmp_path / "out"
     assert main(["reproduce", table, "--dry-run", "--out", str(out)]) == 0
     shown = capsys.readouterr().out

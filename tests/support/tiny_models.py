@@ -52,6 +52,14 @@ def conv_net(width: int = 12, *, convert: bool = True) -> nn.Sequential:
     return model
 
 
+def plain_net(num_classes: int, in_channels: int) -> nn.Module:
+    """`conv_net` before its conversion, as `--model tiny_models:plain_net` calls it."""
+    assert in_channels == 3
+    model = conv_net(convert=False)
+    model.head = nn.Linear(model.head.in_features, num_classes)
+    return model
+
+
 def dense_net() -> nn.Module:
     """A DenseNet of three units; its 1x1 convs re-allocate, its 3x3 convs only close slots."""
     return sc.create_model(

@@ -56,7 +56,7 @@ def measure_step(
     if compile:
         return rows
     rows += measure_selective(repeats, Subject())
-    return [*rows, *measure_memory(), *measure_growth(repeats)]
+    return [*rows, *measure_memory(Subject()), *measure_growth(repeats)]
 
 
 def _measure_trainer(repeats: int, compile: bool) -> list[dict[str, Any]]:

@@ -118,9 +118,9 @@ def measure_selective(repeats: int, subject: Subject) -> list[dict[str, Any]]:
     return rows
 
 
-def measure_memory() -> list[dict[str, Any]]:
+def measure_memory(subject: Subject) -> list[dict[str, Any]]:
     """Compare the peak memory of a training step, each in a process of its own."""
-    plain, moved = _peak("plain"), _peak("moved")
+    plain, moved = _peak(subject, "plain"), _peak(subject, "moved")
     if plain is None or moved is None:
         return []
     return [
@@ -129,14 +129,15 @@ def measure_memory() -> list[dict[str, Any]]:
     ]
 
 
-def _peak(kind: str) -> int | None:
+def _peak(subject: Subject, kind: str) -> int | None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_grow, (kind,))
+        return pool.apply(_grow, (subject, kind))
 
 
-def _grow(kind: str) -> int | None:
-    images = draw_images(Subject(), torch.contiguous_format)
-    step = _step(build_network(DEFAULT_MODEL, kind), images, torch.arange(len(images)) % 10)
+def _grow(subject: Subject, kind: str) -> int | None:
+    images = draw_images(subject, torch.contiguous_format)
+    network = build_network(subject.model, kind, subject.image_size)
+    step = _step(network, images, torch.arange(len(images)) % 10)
     return peak_memory(lambda: [step(), step()])
 
 

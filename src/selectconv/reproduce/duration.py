@@ -32,7 +32,8 @@ def estimate_seconds(runs: Iterable[PlannedRun], threads: int) -> dict[str, floa
 
 
 def _estimate(runs: Iterable[PlannedRun]) -> dict[str, float]:
-    timed: dict[tuple[str, str, str], float] = {}  # seconds per multiply-add
+    counted: dict[tuple[object, ...], int] = {}  # multiply-adds
+    timed: dict[tuple[object, ...], float] = {}  # seconds per multiply-add
     estimates: dict[str, float] = {}
     start = _time_start()
     for run in runs:
@@ -40,11 +41,14 @@ def _estimate(runs: Iterable[PlannedRun]) -> dict[str, float]:
             continue
         config = run.config
         info = describe_data(config)
-        macs = count_macs(build_plain(config, info), info.shape)
-        key = (config.model, str(config.model_options), config.method)
-        if key not in timed:
-            timed[key] = seconds_per_image(config, info) / macs
-        estimates[run.name] = start + timed[key] * macs * count_images(config, info)
+        network = (config.model, str(config.model_options))
+        shaped, trained = (*network, info.shape), (*network, config.method)
+        if shaped not in counted:
+            counted[shaped] = count_macs(build_plain(config, info), info.shape)
+        if trained not in timed:
+            timed[trained] = seconds_per_image(config, info) / counted[shaped]
+        seconds = timed[trained] * counted[shaped] * count_images(config, info)
+        estimates[run.name] = start + seconds
     return estimates
 
 

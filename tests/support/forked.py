@@ -63,7 +63,9 @@ class Server:
 def serving(folder: Path) -> Iterator[Server]:
     """Start a server, and end it."""
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, __file__], stdin=pipe, stdout=pipe, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, __file__], stdin=pipe, stdout=pipe, text=True
+    ) as process:
         yield Server(process, folder)
     assert process.returncode == 0
 

@@ -57,6 +57,32 @@ def test_loss_first_then_error(tmp_path):
     assert "held-out error 31.00 % to 29.00 %" in second
 
 
+def test_another_rule_is_compared_with_plain_and_then_with_the_papers(tmp_path):
+    write_pair(tmp_path, [(29.0, 0.88), (29.5, 0.90), (30.0, 0.91)])
+    gradient = [(28.0, 0.86), (28.0, 0.88), (28.0, 0.88)]
+    for seed, scores in enumerate(gradient):
+        write_run(
+            tmp_path / f"g{seed}", method="select", seed=seed, holdout=scores, growth="gradient"
+        )
+    [group] = group_runs(collect([tmp_path]).runs)
+    found = {key.growth: one for key, one in answer(group).items()}
+    assert found["importance"].of_rule == ()
+    assert [asked.against.key.method for asked in found["gradient"].questions] == ["plain"] * 2
+    loss, error = found["gradient"].of_rule
+    assert loss.against.key.growth == error.against.key.growth == "importance"
+    assert (loss.before, loss.after) == pytest.approx((0.8967, 0.8733), abs=1e-4)
+    # Differences of the loss: -0.02, -0.02, -0.03.
+    t = 7 / 3 / (1 / math.sqrt(3) / math.sqrt(3))
+    assert loss.p == pytest.approx(1 - t / math.sqrt(t * t + 2))
+    lines = state_findings(group)
+    name = "+D+R zero+shift (select), growth by gradient"
+    assert [line.split(", 3 seeds")[0] for line in lines[:6]] == [
+        *["+D+R zero+shift (select) against plain"] * 2,
+        *[f"{name} against plain"] * 2,
+        *[f"{name} against +D+R zero+shift (select)"] * 2,
+    ]
+
+
 def test_an_error_does_not_count_where_the_losses_do_not_differ(tmp_path):
     write_pair(tmp_path, [(29.0, 0.89), (29.9, 0.97), (31.0, 0.93)])
     [group] = group_runs(collect([tmp_path]).runs)

@@ -6,7 +6,13 @@ the losses differ. Runs without held-out images are asked for the error alone.
 
 from dataclasses import dataclass
 
-from selectconv.report.compare.groups import PAPERS_PLACEMENT, Group, Row, RowKey
+from selectconv.report.compare.groups import (
+    PAPERS_GROWTH,
+    PAPERS_PLACEMENT,
+    Group,
+    Row,
+    RowKey,
+)
 from selectconv.report.compare.statistics import (
     LEVEL,
     Comparison,
@@ -46,6 +52,7 @@ class Answer:
     Attributes:
         row: the method.
         questions: in the order in which they are asked; the error is the last.
+        of_rule: then those against the paper's rule, for a row that grows by another one.
         is_corrected: whether p was corrected by Holm's method.
         num_missing: planned runs that the answer still waits for.
         p_equivalent: of the test that the errors differ by less than the group's margin; None where
@@ -57,6 +64,7 @@ class Answer:
     is_corrected: bool
     num_missing: int
     p_equivalent: float | None = None
+    of_rule: tuple[Question, ...] = ()
 
     @property
     def error(self) -> Question:
@@ -94,22 +102,41 @@ def answer(group: Group) -> dict[RowKey, Answer]:
         corrected = correct_holm({key: found[key][1].p if key in found else 1.0 for key in family})
         for key, (against, result) in found.items():
             before = asked.setdefault(key, [])
-            old, new = (one.mean(measure, result.seeds) for one in (against, group.rows[key]))
-            counts = all(question.p < LEVEL for question in before)
             p = corrected.get(key, result.p)
-            before.append(Question(measure, against, old, new, result, p, counts))
+            before.append(_ask(measure, against, group.rows[key], result, p, before))
     return {
         key: _conclude(group, group.rows[key], questions, family if key in family else [key])
         for key, questions in asked.items()
     }
 
 
+def _ask(
+    measure: str, against: Row, row: Row, result: Comparison, p: float, before: list[Question]
+) -> Question:
+    old, new = (one.mean(measure, result.seeds) for one in (against, row))
+    return Question(measure, against, old, new, result, p, all(one.p < LEVEL for one in before))
+
+
+def _ask_of_rule(group: Group, row: Row, before: list[Question]) -> list[Question]:
+    """Ask the same questions about another growth rule, against the paper's."""
+    papers = group.find(row.key.method) if row.key.growth != PAPERS_GROWTH else None
+    asked = list(before)
+    for measure in [question.measure for question in before] if papers else []:
+        assert papers is not None
+        result = compare(papers.measured(measure), row.measured(measure))
+        if result is not None:
+            asked.append(_ask(measure, papers, row, result, result.p, asked))
+    return asked[len(before) :]
+
+
 def _conclude(group: Group, row: Row, questions: list[Question], related: list[RowKey]) -> Answer:
     """Put a row's questions together; `related` are the rows that its correction counts."""
+    of_rule = _ask_of_rule(group, row, questions)
+    opponents = {question.against.key for question in (questions[0], *of_rule)}
     waiting = {
         name
         for key, one in group.rows.items()
-        if key in related or one is questions[0].against or group.is_baseline(one)
+        if key in related or key in opponents or group.is_baseline(one)
         for name in one.missing
     }
     p_equivalent = None
@@ -117,7 +144,8 @@ def _conclude(group: Group, row: Row, questions: list[Question], related: list[R
         against = questions[-1].against
         errors = against.measured("error"), row.measured("error")
         p_equivalent = equivalence_p(*errors, group.margin)
-    return Answer(row, tuple(questions), len(related) > 1, len(waiting), p_equivalent)
+    is_corrected = len(related) > 1
+    return Answer(row, tuple(questions), is_corrected, len(waiting), p_equivalent, tuple(of_rule))
 
 
 def _opponent(group: Group, row: Row, measure: str) -> Row | None:

@@ -55,7 +55,7 @@ def _look_further(group: Group) -> list[str]:
 def _state(group: Group, found: Answer) -> list[str]:
     kind = " after Holm's correction" if found.is_corrected else ""
     lines = []
-    for asked in found.questions:
+    for asked in (*found.questions, *found.of_rule):
         text = _describe(
             group, asked.against, found.row, asked.measure, asked.before, asked.after, asked.result
         )

@@ -12,6 +12,7 @@ from selectconv.train.methods import METHODS
 
 # Where the paper has SelectChannel (API of `create_model`); the authors' code has it elsewhere.
 PAPERS_PLACEMENT = "input"
+PAPERS_GROWTH = "importance"
 # The first question, where a grid names none: these methods against the baseline.
 FIRST = ("select",)
 # How channels are selected: differs between the rows of a comparison.
@@ -38,10 +39,17 @@ class RowKey:
     tuning: str
 
     @property
+    def growth(self) -> str:
+        """The rule that chooses what re-opened slots read."""
+        return json.loads(self.selection).get("growth") or PAPERS_GROWTH
+
+    @property
     def name(self) -> str:
-        """The paper's name of the method; a placement other than the paper's is named."""
+        """The paper's name of the method; a placement or rule other than the paper's is named."""
         name = METHODS[self.method].paper_name if self.method in METHODS else self.method
-        return name if self.placement == PAPERS_PLACEMENT else f"{name} {self.placement}"
+        if self.placement != PAPERS_PLACEMENT:
+            name += f" {self.placement}"
+        return name if self.growth == PAPERS_GROWTH else f"{name}, growth by {self.growth}"
 
 
 def keys_of(config: Mapping[str, Any]) -> tuple[GroupKey, RowKey]:
@@ -57,8 +65,9 @@ def keys_of(config: Mapping[str, Any]) -> tuple[GroupKey, RowKey]:
     if method is not None:
         selection = {name: selection.get(name) for name in method.uses}
         placement = placement if method.is_selective else PAPERS_PLACEMENT
-    rank = 2 * (len(METHODS) if method is None else method.rank)
-    rank += placement != PAPERS_PLACEMENT  # after the paper's
+    rank = 3 * (len(METHODS) if method is None else method.rank)
+    growth = selection.get("growth") or PAPERS_GROWTH
+    rank += (placement != PAPERS_PLACEMENT) + (growth != PAPERS_GROWTH)  # after the paper's
     return (
         GroupKey(config["model"], config["data"], json.dumps(rest, sort_keys=True)),
         RowKey(
@@ -167,9 +176,10 @@ class Group:
         return min(rows, key=lambda row: row.mean(measure, row.runs)) if rows else None
 
     def find(self, method: str, placement: str = PAPERS_PLACEMENT) -> Row | None:
-        """Return the row of a method that has finished runs, the first of several."""
+        """Return the row of a method, by the paper's rule, with finished runs: the first one."""
         for key, row in self.rows.items():
-            if key.method == method and key.placement == placement and row.runs:
+            is_papers = key.placement == placement and key.growth == PAPERS_GROWTH
+            if key.method == method and is_papers and row.runs:
                 return row
         return None
 

@@ -171,8 +171,6 @@ def _selection_words(row: Row) -> str:
     budget = [name for name in ("target_macs", "target_params") if selection.get(name)]
     names = (*(budget or ["gamma"]), "grace")
     words = [f"{name} {_short(selection[name])}" for name in names if selection.get(name)]
-    if selection.get("growth", "importance") != "importance":
-        words.append(f"growth by {selection['growth']}")
     return f" [{', '.join(words)}]" if words else ""
 
 

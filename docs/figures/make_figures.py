@@ -1,4 +1,4 @@
-"""Draw the figures of docs/: operations, enlarged kernel, ratios. Run by `make figures`."""
+"""Draw the figures of docs/, by `make figures`: operations, enlarged kernel, ratios, gammas."""
 
 import json
 from pathlib import Path
@@ -156,6 +156,34 @@ def draw_ratios() -> None:
     save(fig, "ratios")
 
 
+def draw_gammas() -> None:
+    """The screening's curves of the first two settings: slots that were moved, by epoch."""
+    text = (HERE.parents[1] / "results" / "screening.jsonl").read_text()
+    trials = [json.loads(line) for line in text.splitlines()]
+    settings = {"A": "CIFAR-10, 10,000 images", "B": "Fashion-MNIST, 10,000 images"}
+    fig, axes = plt.subplots(1, len(settings), figsize=(9.6, 3.6), sharey=True)
+    for ax, (setting, title) in zip(axes, settings.items(), strict=True):
+        for trial in trials:
+            here = trial["setting"] == setting and trial["seed"] == 200
+            if not here or "moved_by_epoch" not in trial or trial["weight_decay"] != 0.001:
+                continue
+            gamma = trial["gamma"] if isinstance(trial["gamma"], str) else f"{trial['gamma']:g}"
+            is_auto, is_new = gamma == "auto", trial.get("growth") == "gradient"
+            words = f"gamma {gamma}" + (f", grace {trial['grace']}" if not is_auto else "")
+            words += ", growth by gradient" if is_new else ""
+            ax.plot(
+                trial["moved_by_epoch"],
+                "--" if is_new else "-",
+                color=ORANGE if is_auto else tint(BLUE, 12 * trial["gamma"] + 0.3),
+                label=f"{words}: held-out error {trial['holdout_error']:.2f} %",
+            )
+        ax.set(title=title, xlabel="epoch")
+        ax.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2))
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("slots that were moved")
+    save(fig, "gammas")
+
+
 def save(fig: plt.Figure, name: str) -> None:
     """Write a figure as SVG, without the date so that redrawing changes nothing."""
     fig.savefig(
@@ -169,3 +197,4 @@ if __name__ == "__main__":
     draw_operations()
     draw_enlarged_kernel()
     draw_ratios()
+    draw_gammas()

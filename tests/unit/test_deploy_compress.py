@@ -75,8 +75,24 @@ def test_shifts_out_of_the_frame_read_zeros():
     with torch.no_grad():
         layer.shift.copy_(torch.tensor([[0.0, 40.5], [4.5, 0.0], [-5.0, 1.0], [1e6, 0.0]]))
     layer.shifted.fill_(True)
-    small = assert_compresses_the_same(model.eval(), torch.randn(2, 3, 5, 5))
+    small = assert_compresses_the_same(model.eval(), torch.randn(2, 3, 5, 5), round_to=1)
     assert small.get_submodule("1").in_channels == 1  # only the second slot reads anything
+    small = assert_compresses_the_same(model.eval(), torch.randn(2, 3, 5, 5))
+    assert small.get_submodule("1").in_channels == 8  # a whole block
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_shifted_slots_are_joined_to_the_others_and_read_by_one_conv(groups):
+    layer = sc.SelectConv2d(12, 9, 3, padding=1, groups=groups)
+    model = nn.Sequential(nn.Conv2d(3, 12, 1), layer, nn.BatchNorm2d(9))
+    with torch.no_grad():
+        layer.shift[[1, 2, 9]] = torch.tensor([[0.5, -1.0], [1.5, 0.25], [-0.75, 2.0]])
+    layer.shifted[[1, 2, 9]] = True
+    small = assert_compresses_the_same(model.eval(), torch.randn(2, 3, 6, 5))
+    called = [node.target for node in small.graph.nodes if node.op == "call_module"]
+    assert called == ["0", "1_stencil", "1", "2"]
+    assert small.get_submodule("1").groups == groups
+    assert tuple(small.get_submodule("1_stencil").kernel_size) == (5, 5)
 
 
 def test_a_chain_loses_filters_and_norm_entries():

@@ -96,6 +96,28 @@ def test_rounded_up_as_far_as_there_are_channels(round_to, filters):
     assert len(kept(net, round_to)["_0"]) == filters
 
 
+@pytest.mark.parametrize(("round_to", "channels"), [(None, 8), (1, 5), (4, 8), (16, 12)])
+def test_depthwise_convs_keep_whole_blocks_of_channels(round_to, channels):
+    net = nn.Sequential(
+        nn.Conv2d(3, 12, 1), nn.Conv2d(12, 12, 3, groups=12), select(12, 4, range(7))
+    )
+    found = kept(net, round_to)
+    assert len(found["_1"]) == len(found["_0"]) == channels
+    assert set(found["_1"]) >= set(range(7, 12))
+
+
+@pytest.mark.parametrize(("round_to", "channels"), [(None, 8), (1, 6), (4, 8)])
+def test_convs_that_join_shifted_channels_read_whole_blocks(round_to, channels):
+    layer = select(12, 4, range(6))
+    with torch.no_grad():
+        layer.shift[7] = 0.5
+    layer.shifted[7] = True
+    found = kept(nn.Sequential(nn.Conv2d(3, 12, 1), layer), round_to)
+    assert len(found["_0"]) == channels
+    layer.shifted[7] = False
+    assert len(kept(nn.Sequential(nn.Conv2d(3, 12, 1), layer), None)["_0"]) == 6
+
+
 def test_parts_and_pieces_of_a_layout():
     def run(net, x):
         y = torch.cat([net.a(x), net.a(x)], 1)

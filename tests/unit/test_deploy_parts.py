@@ -8,6 +8,7 @@ from torch import nn
 import selectconv as sc
 from selectconv.deploy.parts import (
     conv_weight,
+    has_shifts,
     narrow,
     plan_parts,
     shifts_of,
@@ -69,32 +70,44 @@ def test_a_layer_closed_entirely_reads_one_channel_with_weight_zero():
     assert not conv_weight(part).any()
 
 
-def test_shifts_go_into_a_kernel_or_into_a_stencil():
-    still, moved = plan_parts(layer(shifts={1: (0.5, -1.0)}), ALL(6), ALL(4), (8, 8))
+def test_shifted_slots_are_a_part_that_a_depthwise_conv_shifts():
+    conv = layer(shifts={1: (0.5, -2.0)})
+    still, moved = plan_parts(conv, ALL(6), ALL(4), (8, 8), block=2)
     assert still.slots.tolist() == [[0, 2, 3]]
-    assert moved.slots.tolist() == [[1]]
-    assert moved.reach == (1, 1)
-    assert moved.is_enlarged
-    assert moved.kernel_size == (3, 3)
-    assert not moved.has_stencil
-    _, spatial = plan_parts(layer(kernel=3, shifts={1: (0.5, -2.0)}), ALL(6), ALL(4), (8, 8))
-    assert spatial.has_stencil
-    assert spatial.stencil_size == (3, 5)
-    assert spatial.kernel_size == (3, 3)
-    assert spatial.num_stencil_weights == 15
+    assert still.sources.tolist() == [[0, 1, 2, 3]]  # joined: a multiple of the block
+    assert not still.has_stencil
+    assert moved.slots.tolist() == moved.sources.tolist() == [[1, -1]]
+    assert moved.reach == (1, 2)
+    assert moved.stencil_size == (3, 5)
+    assert moved.num_weights == 6 * 2
+    assert moved.num_stencil_weights == 2 * 15
+    torch.testing.assert_close(conv_weight(moved)[:, 0], conv.weight[:, 1])
+    assert not conv_weight(moved)[:, 1].any()
+
+
+def test_a_conv_whose_slots_are_all_shifted_is_one_part():
+    conv = layer(shifts={0: (0.5, 0.0), 2: (0.0, 1.0)}, closed=[1, 3])
+    (part,) = plan_parts(conv, ALL(6), ALL(4), (8, 8), block=1)
+    assert part.has_stencil
+    assert part.sources.tolist() == [[0, 2]]
+
+
+def test_has_shifts():
+    assert has_shifts(layer(shifts={1: (0.5, 0.0)}))
+    assert not has_shifts(layer(shifts={1: (0.5, 0.0)}, closed=[1]))
+    assert not has_shifts(layer())
+    assert not has_shifts(layer(reallocate=False))
+    assert not has_shifts(nn.Conv2d(4, 6, 1))
+    assert not has_shifts(None)
 
 
 def test_a_stencil_is_the_bilinear_shift():
-    conv = layer(kernel=3, shifts={1: (0.25, -1.0)})
+    # Slot 0 is shifted out of the frame: what fills up the block must not look at it.
+    conv = layer(kernel=3, shifts={0: (40.0, 0.0), 1: (0.25, -1.0)})
     _, part = plan_parts(conv, ALL(6), ALL(4), (8, 8))
-    stencil = stencil_weight(part)
-    want = torch.zeros(1, 1, 3, 3)
+    want = torch.zeros(8, 1, 3, 3)
     want[0, 0, 1, 0], want[0, 0, 2, 0] = 0.75, 0.25  # output at p reads the input at p + b
-    torch.testing.assert_close(stencil, want)
-    enlarged = plan_parts(layer(shifts={1: (0.25, -1.0)}), ALL(6), ALL(4), (8, 8))[1]
-    torch.testing.assert_close(
-        conv_weight(enlarged), enlarged.conv.weight[:, [1]] * want.expand(6, 1, 3, 3)
-    )
+    torch.testing.assert_close(stencil_weight(part), want)
 
 
 def test_shifts_out_of_the_frame_are_gone():

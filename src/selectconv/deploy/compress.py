@@ -1,7 +1,6 @@
 """`compress`: a physically smaller model of standard operations, with the same outputs."""
 
 import copy
-import operator
 from typing import Any, cast
 
 import numpy as np
@@ -30,9 +29,10 @@ def compress(
 
     Closed slots are gone, and so are the filters and batch norm entries that nobody reads without
     them, through concatenation, addition, pooling, batch norm and activations. Re-allocated slots
-    have become plain convs. What is left are standard modules and functions of torch; a conv that
-    reads some of its input's channels gathers them where that pays, else its weights for the
-    others are zero. The outputs are compared on the example before the model is returned.
+    read what a depthwise conv has shifted. What is left are standard modules and functions of
+    torch; a conv that reads some of its input's channels gathers them where that pays, else its
+    weights for the others are zero. The outputs are compared on the example before the model is
+    returned.
 
     The new model shares nothing with the old one, which is left as it is. It is in evaluation mode
     and has no dropout. As one graph of torch's own modules it can be trained, moved, cast, copied,
@@ -45,7 +45,8 @@ def compress(
             is larger than a map. A forward that depends on shapes is traced for those of the
             example; a warning says so.
         round_to: round numbers of channels up to multiples of it, as far as there are channels;
-            grouped convs are left out.
+            grouped convs that are not depthwise are left out. None: only those of depthwise convs
+            and of shifted slots are rounded, to multiples of 8; 1: nothing is.
 
     Raises:
         CompressionError: the model depends on values, cannot be traced, fails on the example, or
@@ -67,7 +68,7 @@ def compress(
     model = unwrap(model)
     flow = trace_dataflow(model, example_input)
     with torch.no_grad():
-        small = _Builder(flow, plan_layout(flow, round_to or 1)).build()
+        small = _Builder(flow, plan_layout(flow, round_to)).build()
     _compare(model, small, example_input)
     return small
 
@@ -137,34 +138,46 @@ class _Builder:
         if np.array_equal(kept, wanted):
             return self.new[other]
         place = np.searchsorted(kept, np.maximum(wanted, kept[0]))
-        key = (other, place.tobytes())
+        return self._select(self.new[other], place)
+
+    def _select(self, x: fx.Node, place: Channels) -> fx.Node:
+        key = (x, place.tobytes())
         if key not in self.gathers:
             device = next(self.flow.root.parameters()).device
             name = f"channels_{len(self.gathers)}"
             self.made[name] = torch.from_numpy(place).to(device)
             index = self.graph.get_attr(name)
-            self.gathers[key] = self.graph.call_function(
-                torch.index_select, (self.new[other], 1, index)
-            )
+            self.gathers[key] = self.graph.call_function(torch.index_select, (x, 1, index))
         return self.gathers[key]
 
     def _write_conv(self, op: Operation) -> fx.Node:
+        name, parts = str(op.node.target), self.layout.parts[op.node]
+        pieces = [self._write_part(op, part) for part in parts]
+        x = pieces[0]
+        if len(pieces) > 1:
+            x = self.graph.call_function(torch.cat, (pieces, 1))
+            still, shifted = (part.sources for part in parts)
+            if len(still) > 1:  # the conv wants the channels by group
+                order = np.concatenate(
+                    [
+                        np.arange(still.size).reshape(still.shape),
+                        still.size + np.arange(shifted.size).reshape(shifted.shape),
+                    ],
+                    axis=1,
+                )
+                x = self._select(x, order.reshape(-1))
+        return self.graph.call_module(self._hold(name, lambda: _conv(parts)), (x,))
+
+    def _write_part(self, op: Operation, part: Part) -> fx.Node:
+        """Write what a conv reads of its input."""
         before = argument(op.node, 0, "input")
-        total: fx.Node | None = None
-        for number, part in enumerate(self.layout.parts[op.node]):
-            name = f"{op.node.target}_shifted" if number else str(op.node.target)
-            x = self._gather(before, part.sources.reshape(-1)) if part.is_gathered else None
-            x = self.new[before] if x is None else x
-            if part.has_stencil:
-                stencil = self._hold(f"{op.node.target}_stencil", lambda part=part: _stencil(part))
-                x = self.graph.call_module(stencil, (x,))
-            conv = self._hold(
-                name, lambda part=part, number=number: _conv(part, has_bias=number == 0)
-            )
-            y = self.graph.call_module(conv, (x,))
-            total = y if total is None else self.graph.call_function(operator.add, (total, y))
-        assert total is not None
-        return total
+        if not part.is_gathered:
+            return self.new[before]
+        x = self._gather(before, part.sources.reshape(-1))
+        if part.has_stencil:
+            stencil = self._hold(f"{op.node.target}_stencil", lambda: _stencil(part))
+            x = self.graph.call_module(stencil, (x,))
+        return x
 
     def _hold(self, name: str, make: Any) -> str:
         """Make a module once; shared ones are called by the same name again."""
@@ -213,21 +226,20 @@ def _narrow_module(op: Operation, kept: Channels | None) -> nn.Module:
     return new
 
 
-def _conv(part: Part, *, has_bias: bool) -> nn.Module:
-    """Make the plain conv of a part."""
-    old, bias = part.conv, None
-    if has_bias and old.bias is not None:
-        filters = torch.from_numpy(part.filters.reshape(-1)).to(old.bias.device)
-        bias = old.bias.detach()[filters]
-    settings: dict[str, Any] = {"padding": old.padding, "padding_mode": old.padding_mode}
-    if part.is_enlarged:
-        settings = {"padding": part.reach}
-    settings |= {"stride": old.stride, "dilation": old.dilation}
-    return _new_conv(conv_weight(part), bias, len(part.filters), settings)
+def _conv(parts: list[Part]) -> nn.Module:
+    """Make the plain conv that reads these parts."""
+    old, filters, bias = parts[0].conv, parts[0].filters, None
+    if old.bias is not None:
+        bias = old.bias.detach()[torch.from_numpy(filters.reshape(-1)).to(old.bias.device)]
+    settings: dict[str, Any] = {
+        name: getattr(old, name) for name in ("padding", "padding_mode", "stride", "dilation")
+    }
+    weight = torch.cat([conv_weight(part) for part in parts], dim=1)
+    return _new_conv(weight, bias, len(filters), settings)
 
 
 def _stencil(part: Part) -> nn.Module:
-    """Make the depthwise conv that shifts the input of a part's conv."""
+    """Make the depthwise conv that shifts what a part reads."""
     weight = stencil_weight(part)
     return _new_conv(weight, None, len(weight), {"padding": part.reach})
 

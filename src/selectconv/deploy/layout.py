@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.nn.modules.conv import _ConvNd
 
 from selectconv.core.layer import SelectConvNd
-from selectconv.deploy.parts import MACS_PER_PASS, Part, narrow, plan_parts
+from selectconv.deploy.parts import BLOCK, MACS_PER_PASS, Part, has_shifts, narrow, plan_parts
 from selectconv.trace.dataflow import Dataflow, Operation
 from selectconv.trace.kinds import Kind
 from selectconv.trace.operations import argument
@@ -33,7 +33,7 @@ class Layout:
             missing.
         wanted: by node that works channel by channel, the channels that its inputs are brought to.
         pieces: by concatenation, its inputs and the channels that they are brought to.
-        parts: by conv, the plain convs that replace it, whose outputs are added up.
+        parts: by conv, what the plain conv reads that replaces it.
     """
 
     kept: dict[fx.Node, Channels] = field(default_factory=dict)
@@ -42,17 +42,23 @@ class Layout:
     parts: dict[fx.Node, list[Part]] = field(default_factory=dict)
 
 
-def plan_layout(flow: Dataflow, round_to: int = 1) -> Layout:
-    """Decide what to keep of every value of a traced model, for its present allocation."""
+def plan_layout(flow: Dataflow, round_to: int | None = None) -> Layout:
+    """Decide what to keep of every value of a traced model, for its present allocation.
+
+    Args:
+        flow: the traced model.
+        round_to: as for `compress`.
+    """
     return _Planner(flow, round_to).plan()
 
 
 class _Planner:
-    def __init__(self, flow: Dataflow, round_to: int) -> None:
+    def __init__(self, flow: Dataflow, round_to: int | None) -> None:
         self.flow = flow
         self.shared = _find_shared(flow)
-        self.needed = needed = _find_needed(flow, self.shared)
-        self.round_to = round_to
+        self.block = round_to or BLOCK
+        self.needed = needed = _find_needed(flow, self.shared, self.block)
+        self.round_to = round_to or 1
         self.layout = Layout()
         self.costs = _channel_costs(flow, needed)
 
@@ -83,7 +89,8 @@ class _Planner:
         spatial = self.flow.operations[before].shape[2:]
         # A conv that is called twice must read the same number of channels each time.
         round_to = None if op.node in self.shared else self.round_to
-        return plan_parts(op.module, filters, self.layout.kept[before], spatial, round_to)
+        available = self.layout.kept[before]
+        return plan_parts(op.module, filters, available, spatial, round_to, self.block)
 
     def _keep_channels(self, op: Operation, need: Mask) -> Channels:
         """Choose the channels of something that works channel by channel."""
@@ -156,8 +163,12 @@ def channel_axis(flow: Dataflow, op: Operation, other: fx.Node) -> int | None:
     return axis if axis >= 0 and shape[axis] == op.shape[1] > 1 else None
 
 
-def _find_needed(flow: Dataflow, shared: set[fx.Node]) -> dict[fx.Node, Mask]:
-    """Go back from the output: which channels of each value somebody needs."""
+def _find_needed(flow: Dataflow, shared: set[fx.Node], block: int) -> dict[fx.Node, Mask]:
+    """Go back from the output: which channels of each value somebody needs.
+
+    Depthwise convs, and convs that join shifted channels to the others, are slow unless they read
+    a multiple of `block` channels: some that nobody needs are kept for them.
+    """
     needed: dict[fx.Node, Mask] = {}
     for node, op in reversed(flow.operations.items()):
         if op.kind is Kind.OUTPUT:
@@ -170,12 +181,25 @@ def _find_needed(flow: Dataflow, shared: set[fx.Node]) -> dict[fx.Node, Mask]:
             needed[node][:] = True
         if not needed[node].any():  # only its shape is read
             needed[node][:1] = True
+        if _is_depthwise(op.module):
+            _round_up(needed[node], block)
         for other, mask in reads(flow, op, needed[node]):
             if other in needed:
                 needed[other] |= mask
             else:
                 needed[other] = mask.copy()
+            if has_shifts(op.module):
+                _round_up(needed[other], block)
     return needed
+
+
+def _is_depthwise(module: nn.Module | None) -> bool:
+    return isinstance(module, _ConvNd) and 1 < module.groups == module.in_channels
+
+
+def _round_up(need: Mask, block: int) -> None:
+    """Mark more channels as needed, up to a multiple of `block` or all."""
+    need[np.flatnonzero(~need)[: -int(need.sum()) % block]] = True
 
 
 def _find_shared(flow: Dataflow) -> set[fx.Node]:

@@ -1,8 +1,10 @@
-"""What a selective conv becomes: plain convs whose outputs are added up.
+"""What a selective conv becomes: one plain conv, and what that conv reads.
 
-Slots that read their channel as it is make up one conv, on the distinct channels that they read.
-Shifted slots make up a second one. A bilinear shift is a small stencil, so it can be part of the
-kernel, or a depthwise conv of its own in front.
+Slots that read their channel as it is become one part: the distinct channels that they read.
+Shifted slots are a second part. A bilinear shift is a small stencil, so a depthwise conv shifts
+their channels, and the conv reads both parts, joined. It is one conv, so that a runtime can fold
+the batch norm behind it: shifts in a larger kernel, or a second conv whose output is added, take
+longer in ONNX Runtime.
 """
 
 import math
@@ -21,22 +23,24 @@ from selectconv.core.layer import SelectConvNd
 Channels = npt.NDArray[np.int64]
 # Multiply-adds that take as long as reading and writing one number does; see benchmarks/.
 MACS_PER_PASS = 12.0
+# ONNX Runtime has fast kernels for blocks of 8 channels (16 with AVX-512): a depthwise conv of
+# another number of channels takes several times as long; see benchmarks/shifted_convs.py.
+BLOCK = 8
 _NONE = -1  # in place of a channel, where a group reads fewer than another
 
 
 @dataclass(frozen=True)
 class Part:
-    """One of the plain convs that replace a conv.
+    """A part of what the plain conv reads that replaces a conv.
 
     Attributes:
-        conv: the conv that it comes from.
+        conv: the conv that is replaced.
         filters: (G, O / G), the filters of `conv` that are kept, by group that is left.
         slots: (G, n), the slots of `conv` that it stands for; -1 where a group has fewer.
-        sources: (G, I / G), the channels that it reads; -1 where a group reads fewer. With a
-            depthwise conv in front they are by slot.
+        sources: (G, I / G), the channels that it reads; -1 where a group reads fewer. Those that a
+            depthwise conv shifts are by slot.
         is_gathered: its input is to be gathered; else it is the whole value.
         reach: by spatial axis, how many pixels the shifts reach; empty: nothing is shifted.
-        is_enlarged: the shifts are in the kernel; else they are a depthwise conv in front.
     """
 
     conv: _ConvNd
@@ -45,27 +49,22 @@ class Part:
     sources: Channels
     is_gathered: bool
     reach: tuple[int, ...] = ()
-    is_enlarged: bool = False
 
     @property
     def stencil_size(self) -> tuple[int, ...]:
-        """Kernel size of the shifts alone."""
+        """Kernel size of the depthwise conv."""
         return tuple(2 * reach + 1 for reach in self.reach)
 
     @property
-    def kernel_size(self) -> tuple[int, ...]:
-        """Kernel size of the conv."""
-        return self.stencil_size if self.is_enlarged else self.conv.kernel_size
-
-    @property
     def has_stencil(self) -> bool:
-        """A depthwise conv in front does the shifts."""
-        return bool(self.reach) and not self.is_enlarged
+        """A depthwise conv shifts what is read."""
+        return bool(self.reach)
 
     @property
     def num_weights(self) -> int:
         """Weights of the conv: also its multiply-adds for each position of its output."""
-        return int(self.filters.size * self.sources.shape[1] * math.prod(self.kernel_size))
+        kernel_size = math.prod(self.conv.kernel_size)
+        return int(self.filters.size * self.sources.shape[1] * kernel_size)
 
     @property
     def num_stencil_weights(self) -> int:
@@ -79,8 +78,9 @@ def plan_parts(
     available: Channels,
     spatial: Sequence[int],
     round_to: int | None = 1,
+    block: int = BLOCK,
 ) -> list[Part]:
-    """Choose the plain convs that replace a conv.
+    """Choose what the plain conv reads that replaces a conv: channels as they are, shifted ones.
 
     Args:
         conv: a plain or selective conv.
@@ -89,6 +89,7 @@ def plan_parts(
         spatial: the size of its input's maps.
         round_to: round the number of inputs of an ungrouped conv up to a multiple of it; None: read
             exactly what is needed, whether or not that pays.
+        block: round the numbers of channels that an ungrouped conv joins up to multiples of it.
     """
     groups = conv.groups
     in_use = np.unique(filters // (conv.out_channels // groups))
@@ -103,12 +104,20 @@ def plan_parts(
     in_frame = np.all(np.abs(offset) < np.asarray(spatial), axis=1)
     still = [row[gate[row] & ~is_shifted[row]] for row in slots]
     moving = [row[gate[row] & is_shifted[row] & in_frame[row]] for row in slots]
-    parts = []
-    if any(map(len, still)) or not any(map(len, moving)):
-        parts.append(_as_they_are(conv, by_group, still, available, round_to))
-    if any(map(len, moving)):
-        parts.append(_shifted(conv, by_group, moving, offset))
-    return parts
+    if not any(map(len, moving)):
+        return [_as_they_are(conv, by_group, still, available, round_to)]
+    shifted = _shifted(conv, by_group, moving, offset, block)
+    if not any(map(len, still)):
+        return [shifted]
+    joined = None if round_to is None else math.lcm(round_to, block)
+    return [_as_they_are(conv, by_group, still, available, joined), shifted]
+
+
+def has_shifts(conv: object) -> bool:
+    """Return whether an open slot of a conv is shifted."""
+    if not isinstance(conv, SelectConvNd):
+        return False
+    return bool(np.any(shifts_of(conv)[conv.gate.cpu().numpy()] != 0))
 
 
 def shifts_of(conv: SelectConvNd) -> npt.NDArray[np.float64]:
@@ -159,24 +168,17 @@ def _shifted(
     filters: Channels,
     slots: list[Channels],
     offset: npt.NDArray[np.float64],
+    block: int,
 ) -> Part:
-    index, every = _index_of(conv), np.concatenate(slots)
+    every = np.concatenate(slots)
     lowest, highest = np.floor(offset[every]), np.ceil(offset[every])
     reach = tuple(np.maximum(-lowest, highest).max(axis=0).astype(int).tolist())
     stacked = _stack(slots)
-    distinct = _stack([np.unique(index[row]) for row in slots])
-    enlarged = Part(conv, filters, stacked, distinct, True, reach, is_enlarged=True)
-    by_slot = np.where(stacked == _NONE, _NONE, index[stacked])
-    stencil = Part(conv, filters, stacked, by_slot, True, reach)
-    # The conv pads a shifted map anew: only without padding is the kernel's sum the same thing.
-    is_exact = all(size == 1 for size in conv.kernel_size) and _is_unpadded(conv)
-    if is_exact and enlarged.num_weights <= stencil.num_weights + 8 * stencil.num_stencil_weights:
-        return enlarged
-    return stencil
-
-
-def _is_unpadded(conv: _ConvNd) -> bool:
-    return isinstance(conv.padding, str) or not any(conv.padding)
+    if len(slots) == 1:
+        more = -stacked.shape[1] % block
+        stacked = np.pad(stacked, ((0, 0), (0, more)), constant_values=_NONE)
+    by_slot = np.where(stacked == _NONE, _NONE, _index_of(conv)[stacked])
+    return Part(conv, filters, stacked, by_slot, True, reach)
 
 
 def _stack(rows: list[Channels]) -> Channels:
@@ -188,10 +190,10 @@ def _stack(rows: list[Channels]) -> Channels:
 
 
 def conv_weight(part: Part) -> Tensor:
-    """Build the weight of a part's conv; what it reads of no slot has weight zero."""
+    """Build the conv's weight for what a part reads; what it reads of no slot has weight zero."""
     weight = part.conv.weight.detach()
     width = part.conv.in_channels // part.conv.groups
-    shape = (*part.filters.shape, part.sources.shape[1], *part.kernel_size)
+    shape = (*part.filters.shape, part.sources.shape[1], *part.conv.kernel_size)
     out = weight.new_zeros(shape, dtype=torch.float64)
     for group, row in enumerate(part.slots):
         slots = row[row != _NONE]
@@ -202,16 +204,15 @@ def conv_weight(part: Part) -> Tensor:
             place = np.argmax(part.sources[group][None] == index[:, None], axis=1)
         filters = torch.from_numpy(part.filters[group])
         own = weight[filters][:, torch.from_numpy(slots % width)].double()
-        if part.is_enlarged:
-            own = own * _stencils(part, slots).to(own.device)
         out[group].index_add_(1, torch.from_numpy(place).to(out.device), own)
     return out.flatten(0, 1).to(weight.dtype)
 
 
 def stencil_weight(part: Part) -> Tensor:
-    """Build the weight (channels, 1, ...) of the depthwise conv in front of a part's conv."""
-    weight = _stencils(part, np.maximum(part.slots.reshape(-1), 0))
-    weight[torch.from_numpy(part.slots.reshape(-1) == _NONE)] = 0.0
+    """Build the weight (channels, 1, ...) of the depthwise conv that shifts what a part reads."""
+    slots = part.slots.reshape(-1)
+    weight = torch.zeros(len(slots), *part.stencil_size, dtype=torch.float64)
+    weight[torch.from_numpy(slots != _NONE)] = _stencils(part, slots[slots != _NONE])
     return weight.unsqueeze(1).to(part.conv.weight)
 
 

@@ -240,6 +240,19 @@ def test_deterministic_whatever_the_threads(memory_format):
         assert all(map(torch.equal, results[0], other))
 
 
+@needs_kernel
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_without_derivatives_the_same_bits_and_nothing_prepared_for_them(off, monkeypatch):
+    model, x = moved_model().eval(), torch.randn(2, 3, 8, 8)
+    want = model(x)
+    monkeypatch.setattr(kernels.cpu, "_Reroute", None)
+    with off():
+        got = model(x)
+    assert torch.equal(got, want)
+    with pytest.raises(AttributeError, match="apply"):  # with derivatives it is needed
+        model(x)
+
+
 def test_a_model_trains_as_on_its_simple_path():
     model, x = moved_model(), torch.randn(4, 3, 8, 8)
     exact = copy.deepcopy(model).double()

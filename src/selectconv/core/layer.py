@@ -227,7 +227,7 @@ class SelectConvNd(SlottedConvNd):
         """Return whether copying the open channels costs less than convolving the closed ones."""
         if self.groups > 1 or slots.closed == self.in_channels:  # a conv needs an input
             return False
-        multiplies = self.weight[:, 0].numel() * slots.closed
+        multiplies = self.weight.numel() // self.in_channels * slots.closed
         return multiplies > _COPY_COST * (self.in_channels - slots.closed)
 
     def _convolve_every_slot(self, x: Tensor, kernel: kernels.Kernel | None) -> Tensor:

@@ -63,9 +63,13 @@ def describe() -> str:
     return load_kernel().about
 
 
+# Of batch norm: mean, 1 / standard deviation, eps, whether they are the batch's own.
+_Statistics = tuple[Tensor, Tensor, float, bool]
+
+
 def reroute(x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | None) -> Tensor:
     """Compute `core.shift.reroute(x, index, shift, shifted)`."""
-    return _Reroute.apply(x, None, None, *_shifts(shift, shifted), index, None)  # type: ignore[no-any-return, no-untyped-call]
+    return _run(x, None, None, *_shifts(shift, shifted), index, None)
 
 
 def norm_relu_reroute(
@@ -82,13 +86,49 @@ def norm_relu_reroute(
     else:
         mean, var = norm.running_mean, norm.running_var
     statistics = (mean, torch.rsqrt(var + norm.eps), norm.eps, mean is not norm.running_mean)
-    shifts = _shifts(shift, shifted)
-    return _Reroute.apply(x, norm.weight, norm.bias, *shifts, index, statistics)  # type: ignore[no-any-return, no-untyped-call]
+    return _run(x, norm.weight, norm.bias, *_shifts(shift, shifted), index, statistics)
 
 
 def _shifts(shift: Tensor | None, shifted: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Return both or neither."""
     return (None, None) if shift is None or shifted is None else (shift, shifted)
+
+
+def _run(*inputs: Any) -> Tensor:
+    """Compute `_select`, with derivatives where they may be wanted: they take longer to prepare."""
+    if torch.is_grad_enabled():
+        return _Reroute.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
+    return _select(*inputs)[0]
+
+
+def _select(
+    x: Tensor,
+    bn_weight: Tensor | None,
+    bn_bias: Tensor | None,
+    shift: Tensor | None,
+    shifted: Tensor | None,
+    index: Tensor,
+    statistics: _Statistics | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None, Tensor | None]:
+    """Call the kernel; returns its output, and what it was called with, for the backward."""
+    index = index.contiguous()
+    shifted = None if shifted is None else shifted.contiguous()
+    shift = None if shift is None else shift.to(torch.float32).contiguous()
+    scale = offset = None
+    if statistics is not None:
+        assert bn_weight is not None
+        assert bn_bias is not None
+        scale = bn_weight * statistics[1]
+        offset = torch.addcmul(bn_bias, statistics[0], scale, value=-1)
+    slots = (x.shape[0], len(index), *x.shape[2:])
+    out = torch.empty(slots, dtype=x.dtype, memory_format=_format(x))
+    shape, allocation = _describe(x, index, shift, shifted, scale is not None)
+    _check(
+        load_kernel().library.select_forward(  # type: ignore[union-attr]
+            ctypes.byref(shape), ctypes.byref(allocation), *_pointers(x, scale, offset, out)
+        )
+    )
+    return out, shift, shifted, index, scale, offset
 
 
 class _Reroute(torch.autograd.Function):
@@ -103,30 +143,11 @@ class _Reroute(torch.autograd.Function):
         shift: Tensor | None,
         shifted: Tensor | None,
         index: Tensor,
-        statistics: tuple[Tensor, Tensor, float, bool] | None,
+        statistics: _Statistics | None,
     ) -> Tensor:
-        index = index.contiguous()
-        shifted = None if shifted is None else shifted.contiguous()
-        shift = None if shift is None else shift.to(torch.float32).contiguous()
-        scale = offset = mean = inverse = None
-        ctx.eps, ctx.is_batch = 0.0, False
-        if statistics is not None:
-            assert bn_weight is not None
-            assert bn_bias is not None
-            mean, inverse, ctx.eps, ctx.is_batch = statistics
-            scale = bn_weight * inverse
-            offset = torch.addcmul(bn_bias, mean, scale, value=-1)
-        slots = (x.shape[0], len(index), *x.shape[2:])
-        out = torch.empty(slots, dtype=x.dtype, memory_format=_format(x))
-        shape, allocation = _describe(x, index, shift, shifted, scale is not None)
-        _check(
-            load_kernel().library.select_forward(  # type: ignore[union-attr]
-                ctypes.byref(shape), ctypes.byref(allocation), *_pointers(x, scale, offset, out)
-            )
-        )
-        ctx.save_for_backward(
-            x, bn_weight, bn_bias, shift, shifted, index, scale, offset, mean, inverse
-        )
+        mean, inverse, ctx.eps, ctx.is_batch = statistics or (None, None, 0.0, False)
+        out, *called_with = _select(x, bn_weight, bn_bias, shift, shifted, index, statistics)
+        ctx.save_for_backward(x, bn_weight, bn_bias, *called_with, mean, inverse)
         return out
 
     @staticmethod

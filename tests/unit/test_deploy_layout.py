@@ -96,14 +96,19 @@ def test_rounded_up_as_far_as_there_are_channels(round_to, filters):
     assert len(kept(net, round_to)["_0"]) == filters
 
 
-@pytest.mark.parametrize(("round_to", "channels"), [(None, 8), (1, 5), (4, 8), (16, 12)])
-def test_depthwise_convs_keep_whole_blocks_of_channels(round_to, channels):
+@pytest.mark.parametrize(
+    ("width", "round_to", "channels"),
+    [(16, None, 8), (12, None, 5), (16, 1, 5), (12, 4, 8), (12, 16, 12)],
+)
+def test_depthwise_convs_keep_whole_blocks_of_channels(width, round_to, channels):
     net = nn.Sequential(
-        nn.Conv2d(3, 12, 1), nn.Conv2d(12, 12, 3, groups=12), select(12, 4, range(7))
+        nn.Conv2d(3, width, 1),
+        nn.Conv2d(width, width, 3, groups=width),
+        select(width, 4, range(width - 5)),
     )
     found = kept(net, round_to)
     assert len(found["_1"]) == len(found["_0"]) == channels
-    assert set(found["_1"]) >= set(range(7, 12))
+    assert set(found["_1"]) >= set(range(width - 5, width))
 
 
 @pytest.mark.parametrize(("round_to", "channels"), [(None, 8), (1, 6), (4, 8)])

@@ -57,7 +57,7 @@ class _Planner:
         self.flow = flow
         self.shared = _find_shared(flow)
         self.block = round_to or BLOCK
-        self.needed = needed = _find_needed(flow, self.shared, self.block)
+        self.needed = needed = _find_needed(flow, self.shared, round_to)
         self.round_to = round_to or 1
         self.layout = Layout()
         self.costs = _channel_costs(flow, needed)
@@ -163,12 +163,14 @@ def channel_axis(flow: Dataflow, op: Operation, other: fx.Node) -> int | None:
     return axis if axis >= 0 and shape[axis] == op.shape[1] > 1 else None
 
 
-def _find_needed(flow: Dataflow, shared: set[fx.Node], block: int) -> dict[fx.Node, Mask]:
+def _find_needed(flow: Dataflow, shared: set[fx.Node], round_to: int | None) -> dict[fx.Node, Mask]:
     """Go back from the output: which channels of each value somebody needs.
 
     Depthwise convs, and convs that join shifted channels to the others, are slow unless they read
-    a multiple of `block` channels: some that nobody needs are kept for them.
+    a multiple of `BLOCK` channels: some that nobody needs are kept for them. A depthwise conv that
+    had no such number before loses all that it can.
     """
+    block = round_to or BLOCK
     needed: dict[fx.Node, Mask] = {}
     for node, op in reversed(flow.operations.items()):
         if op.kind is Kind.OUTPUT:
@@ -181,7 +183,7 @@ def _find_needed(flow: Dataflow, shared: set[fx.Node], block: int) -> dict[fx.No
             needed[node][:] = True
         if not needed[node].any():  # only its shape is read
             needed[node][:1] = True
-        if _is_depthwise(op.module):
+        if _is_depthwise(op.module) and (round_to or len(needed[node]) % block == 0):
             _round_up(needed[node], block)
         for other, mask in reads(flow, op, needed[node]):
             if other in needed:

@@ -3,8 +3,7 @@
 Slots that read their channel as it is become one part: the distinct channels that they read.
 Shifted slots are a second part. A bilinear shift is a small stencil, so a depthwise conv shifts
 their channels, and the conv reads both parts, joined. It is one conv, so that a runtime can fold
-the batch norm behind it: shifts in a larger kernel, or a second conv whose output is added, take
-longer in ONNX Runtime.
+the batch norm behind it; where none follows, adding up two convs is about as fast.
 """
 
 import math

@@ -180,7 +180,8 @@ def _carry_out(
     launch: Callable[[list[PlannedRun], Callable[[Outcome], None]], None],
 ) -> None:
     console.print(f"{grid.title}. {grid.note}")
-    console.print(f"{len(chosen)} runs, {list(states.values()).count('done')} done; {out}")
+    counted = f"{len(chosen)} run{'s' if len(chosen) > 1 else ''}"
+    console.print(f"{counted}, {list(states.values()).count('done')} done; {out}")
     problems = {run.name: run.problem for run in chosen if run.problem is not None}
     for name, problem in problems.items():
         console.print(f"{name} cannot run: {problem}")

@@ -1,10 +1,14 @@
-"""Write the summaries of README.md and results/README.md from the runs' files: `make results`."""
+"""Write the summaries of README.md and results/README.md, and the README's figure: `make results`.
+
+Everything comes from the runs' files.
+"""
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from selectconv.report.compare.answers import Question, answer
+from selectconv.report.compare.answers import Answer, Question, answer
 from selectconv.report.compare.findings import state_findings
 from selectconv.report.compare.groups import Group, Row, group_runs
 from selectconv.report.compare.statistics import show_p, summarize
@@ -13,6 +17,7 @@ from selectconv.reproduce.grid import TABLES, load_grid
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {ROOT / "README.md": "short", ROOT / "results" / "README.md": "long"}
+FIGURE = ROOT / "results" / "pairs.svg"
 BEGIN, END = "<!-- from here: results/make_summary.py -->", "<!-- to here -->"
 SCALE = "reduced"
 
@@ -54,6 +59,73 @@ def show_question(question: Question) -> list[str]:
     result = question.result
     p = show_p(question.p).removeprefix("p ").removeprefix("= ")
     return [f"{result.change:+.1f} % ({result.low:+.1f} to {result.high:+.1f})", p]
+
+
+STYLE = """<style>
+  text { font: 13px system-ui, sans-serif; fill: #1f2328 } .small { font-size: 12px; fill: #59636e }
+  .ground { fill: #fff } .line { stroke: #d1d9e0 } .zero { stroke: #59636e }
+  .dot { fill: #0969da; fill-opacity: .6 } .mean { stroke: #1f2328; stroke-width: 2.5 }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #f0f6fc } .small { fill: #9198a1 } .ground { fill: #0d1117 }
+    .line { stroke: #3d444d } .zero { stroke: #9198a1 } .dot { fill: #4493f8 }
+    .mean { stroke: #f0f6fc }
+  }
+</style>"""
+LEFT, WIDTH, STRIP, TOP = 350, 820, 54, 40  # of the figure, in pixels
+
+
+def draw_pairs() -> str:
+    """Draw each pair's change of error, select against plain of the same seed, as SVG."""
+    strips = []
+    for _, group in load_groups():
+        select = group.find("select")
+        found = None if select is None else answer(group).get(select.key)
+        if select is None or found is None:
+            continue
+        before, after = found.error.against.measured("error"), select.measured("error")
+        seeds = found.error.result.seeds
+        base = sum(before[seed] for seed in seeds) / len(seeds)
+        strips.append((group, found, [100 * (after[s] - before[s]) / base for s in seeds]))
+    ends = [x for _, found, _ in strips for x in (found.error.result.low, found.error.result.high)]
+    ends += [change for *_, changes in strips for change in changes]
+    low, high = 2 * math.floor(min(ends) / 2), 2 * math.ceil(max(ends) / 2)
+
+    def across(change: float) -> str:
+        return f"{LEFT + (WIDTH - LEFT - 20) * (change - low) / (high - low):.1f}"
+
+    bottom = TOP + STRIP * len(strips)
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 50}">', STYLE]
+    lines.append(f'<rect class="ground" width="{WIDTH}" height="{bottom + 50}"/>')
+    lines.append('<text x="12" y="24">Error of select against plain, one dot per seed</text>')
+    for tick in range(low, high + 1, 2):
+        kind, x = "line" if tick else "zero", across(tick)
+        lines.append(f'<path class="{kind}" d="M{x} {TOP}V{bottom}"/>')
+        label = f"{tick:+d} %" if tick else "0"
+        place = f'x="{x}" y="{bottom + 18}" text-anchor="middle"'
+        lines.append(f'<text class="small" {place}>{label}</text>')
+    for number, (group, found, changes) in enumerate(strips):
+        lines += draw_strip(group, found, changes, TOP + STRIP * number + STRIP // 2, across)
+    note = "left of 0: select is better; the bar is the mean with its 95 % interval"
+    place = f'x="{WIDTH - 20}" y="{bottom + 40}" text-anchor="end"'
+    lines.append(f'<text class="small" {place}>{note}</text>')
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def draw_strip(
+    group: Group, found: Answer, changes: list[float], y: int, across: Callable[[float], str]
+) -> Iterator[str]:
+    """Draw one training: its name, its pairs, and their mean with its interval."""
+    config, result = group.config, found.error.result
+    network = config["model"].rpartition(":")[2]
+    yield f'<text x="12" y="{y - 3}">{network} on {config["data"]}</text>'
+    words = f"{config['subset']:,} images, " if config["subset"] else ""
+    words += f"{config['epochs']} epochs, {len(changes)} seeds"
+    words += f" ({found.num_missing} runs missing)" if found.num_missing else ""
+    yield f'<text class="small" x="12" y="{y + 14}">{words}</text>'
+    for change in changes:
+        yield f'<circle class="dot" cx="{across(change)}" cy="{y - 8}" r="4.5"/>'
+    low, high, mean = across(result.low), across(result.high), across(result.change)
+    yield f'<path class="mean" d="M{low} {y + 8}H{high}M{mean} {y + 2}v12" fill="none"/>'
 
 
 def write_screening() -> str:
@@ -108,17 +180,18 @@ def fill(page: str, summary: str) -> str:
 
 
 def write_pages() -> dict[Path, str]:
-    """Write the pages, with what the runs say between their marks."""
+    """Write the pages, with what the runs say between their marks, and the figure."""
     long = f"{write_long()}\n\n### Every trial of the screening\n\n{write_screening()}"
     summaries = {"short": write_short(), "long": long}
-    return {
+    pages = {
         path: fill(path.read_text(encoding="utf-8"), summaries[kind])
         for path, kind in PAGES.items()
     }
+    return {**pages, FIGURE: draw_pairs()}
 
 
 def main() -> None:
-    """Rewrite the pages."""
+    """Rewrite the pages and the figure."""
     for path, text in write_pages().items():
         path.write_text(text, encoding="utf-8")
 

@@ -1,16 +1,12 @@
-"""What the documentation says is run: code blocks, links, names."""
+"""What the documentation says is run: code blocks, links, names; commands: test_doc_commands."""
 
 import importlib.util
 import re
-import shlex
 from pathlib import Path
 
 import pytest
 
 import selectconv as sc
-from selectconv.cli.main import VERBS, build_parser
-from selectconv.cli.train import read_settings
-from selectconv.train.config import resolve
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -63,25 +59,6 @@ def test_in_the_main_example_something_happens(capsys):
     steps = re.findall(r"(\d+) slots de-allocated, (\d+) re-allocated", capsys.readouterr().out)
     assert len(steps) == 8
     assert sum(int(closed) > 0 and int(opened) > 0 for closed, opened in steps) >= 2
-
-
-def commands():
-    """Every `selectconv` command of the pages, as words."""
-    for page in PAGES:
-        for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL):
-            for line in block.replace("\\\n", " ").splitlines():
-                words = shlex.split(line, comments=True)
-                if "selectconv" in words and "$" not in line and words[0] != "pip":
-                    yield pytest.param(words[words.index("selectconv") + 1 :], id=" ".join(words))
-
-
-@pytest.mark.parametrize("words", list(commands()))
-def test_commands_are_accepted(words):
-    verb, *rest = words
-    assert verb in VERBS
-    options = build_parser(verb).read(rest)
-    if verb == "train" and not options.config:
-        resolve(read_settings(options))
 
 
 def test_there_are_code_blocks_to_run():

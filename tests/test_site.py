@@ -63,11 +63,13 @@ def test_the_search_knows_the_pages(site):
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
-@pytest.mark.parametrize("width", [1300, 400])
-def test_search_works_from_a_folder(site, tmp_path, width):
+@pytest.mark.parametrize(("width", "dark"), [(1300, False), (400, True)])
+def test_search_works_from_a_folder(site, tmp_path, width, dark):
     browser = Browser(tmp_path)
     try:
-        browser.open((site / "settings.html").as_uri(), width=width)
+        browser.open((site / "settings.html").as_uri(), width=width, dark=dark)
+        scheme = browser.evaluate("document.body.dataset.mdColorScheme")
+        assert scheme == ("slate" if dark else "default")
         browser.evaluate(
             "(() => { const query = document.querySelector('[data-md-component=search-query]');"
             "query.focus(); query.value = 'damage matrix';"

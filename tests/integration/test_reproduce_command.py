@@ -1,6 +1,7 @@
 """`selectconv reproduce` and `selectconv report` as users call them."""
 
 import csv
+import subprocess
 import sys
 
 import pytest
@@ -74,6 +75,42 @@ def test_a_grid_is_run_once_reported_and_its_failures_named(grid, tmp_path, monk
     assert "4 runs, 2 done" in capfd.readouterr().out
 
 
+def test_only_some_runs_are_carried_out(grid, tmp_path, monkeypatch, capfd):
+    started = []
+
+    def finish(run, out, environment):
+        started.append(run.name)
+        write_run(out / "runs" / run.name, **run.settings)
+        return subprocess.Popen(["true"])
+
+    monkeypatch.setattr("selectconv.reproduce.local_engine.start", finish)
+    monkeypatch.setattr("selectconv.cli.reproduce.find_state", lambda run, out: "new")
+    assert main(["reproduce", "ablation", "--only", "[ps]", "--out", str(tmp_path)]) == 0
+    assert started == ["p", "s"]
+    assert "2 runs, 0 done" in capfd.readouterr().out
+    # The table still says what was planned and is missing.
+    assert "f: not finished" in (tmp_path / "tables.csv").read_text()
+
+
+def test_a_dry_run_shows_one_row_with_whole_names(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(
+        "selectconv.reproduce.duration.estimate_seconds",
+        lambda runs, threads: {run.name: 60.0 for run in runs},
+    )
+    words = [
+        "--only",
+        "*small_mobilenet-cifar10-*-2[01]",
+        "--dry-run",
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    assert main(["reproduce", "table1", "--scale", "reduced", *words]) == 0
+    shown = capsys.readouterr().out
+    assert "4 runs into" in shown
+    assert "about 4 minutes" in shown
+    assert "selectconv.reproduce.networks-small_mobilenet-cifar10-select-21" in shown
+
+
 def test_a_folder_with_another_run_is_refused(grid, tmp_path, capsys):
     write_run(tmp_path / "runs" / "p", method="plain")
     assert main(["reproduce", "ablation", "--out", str(tmp_path)]) == 2
@@ -105,6 +142,7 @@ def test_a_dry_run_prints_the_grid_and_touches_nothing(
     [
         ([], "`reproduce` needs `table`: one of table1, table2, table3, ablation."),
         (["tabel1"], "Did you mean 'table1'"),
+        (["table1", "--only", "resnet"], "`only` 'resnet' matches no run of table1, smoke"),
         (["table1", "--gpus-per-run", "-1"], "`gpus_per_run` must"),
         (["table1", "--scale", "ful"], "Did you mean 'full'"),
         (["table1", "--engine", "raye"], "Did you mean 'ray'"),

@@ -120,6 +120,25 @@ def test_a_time_per_image_is_measured_without_touching_the_random_numbers():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_threads_that_wait_for_each_other_do_not_lengthen_the_estimate(monkeypatch):
+    import torch
+
+    clock = 0.0
+
+    def step():
+        nonlocal clock
+        clock += 8.0 if torch.get_num_threads() > 1 else 2.0  # two threads spin
+
+    monkeypatch.setattr(estimate, "_now", lambda device: clock)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert estimate._time_step(step, torch.device("cpu")) == 2.0
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize(
     ("method", "share_moved", "share_shifted"),
     [("select", 0.2, 0.2), ("zero", 0.2, 0.0), ("shift", 0.0, 1.0), ("dealloc", 0.0, 0.0)],

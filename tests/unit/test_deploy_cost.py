@@ -149,6 +149,30 @@ def test_closed_slots_and_what_only_they_read_are_not_counted():
     assert sc.count(model, x.expand(4, -1, -1, -1)).macs == 4 * closed.macs
 
 
+class Forked(nn.Module):
+    """Joins its input with one that a transposed conv enlarges, as a U-Net does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fine, self.coarse = nn.Conv2d(3, 8, 1), nn.Conv2d(3, 8, 2, stride=2)
+        self.up = nn.ConvTranspose2d(8, 8, 2, stride=2)
+        self.joined = nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.joined(torch.cat([self.up(self.coarse(x)), self.fine(x)], dim=1))
+
+
+def test_a_branch_that_nobody_reads_costs_nothing():
+    model, x = Forked(), torch.randn(1, 3, 6, 6)
+    sc.convert(model, x)
+    assert sc.count(model, x).macs == 36 * (24 + 64) + 9 * (96 + 8 * 8 * 4)
+    model.joined.close(range(8))  # all that the transposed conv writes
+    small = sc.compress(model, x)
+    assert not hasattr(small, "up")
+    assert sc.count(model, x) == sc.count(small, x)
+    assert sc.count(model, x).macs == 36 * (24 + 32)
+
+
 def test_a_counter_follows_the_allocation():
     model, x = chain(), torch.zeros(1, 3, 6, 6)
     counter = sc.CostCounter(model, x)

@@ -33,6 +33,10 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
             "the paper: how long would it take?",
         ),
         ("selectconv reproduce ablation --scale reduced --jobs 2", "two runs at a time, for hours"),
+        (
+            "selectconv reproduce table1 --scale reduced --only 'densenet40-cifar10-*'",
+            "one row of the table",
+        ),
     ],
     "data": [
         ("selectconv data list", "the data sets, and where they were found"),

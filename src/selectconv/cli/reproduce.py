@@ -1,12 +1,13 @@
 """`selectconv reproduce`: the runs behind a table of the paper, the table, and a report."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from selectconv.checks import check_choice, check_non_negative
 from selectconv.cli.parser import Parser, check_whole
@@ -31,6 +32,13 @@ def add_arguments(parser: Parser) -> None:
         help="full (the paper), reduced (hours on a small machine) or smoke (minutes, the default)",
     )
     parser.add_argument(
+        "--only",
+        type=str | None,
+        default=None,
+        help="the runs whose names match, such as 'densenet40-cifar10-*' for one row of a table; "
+        "--dry-run lists the names (default: all)",
+    )
+    parser.add_argument(
         "--engine",
         type=str,
         default="local",
@@ -52,6 +60,7 @@ def add_arguments(parser: Parser) -> None:
 def run(options: Namespace) -> int:
     """Carry out the runs of a grid, and write its tables."""
     grid = load_grid(options.table, options.scale)
+    chosen = choose_runs(grid, options.only)
     check_choice("engine", options.engine, ENGINES)
     check_whole(options, "jobs", 1)
     if options.gpus_per_run is not None:
@@ -65,11 +74,12 @@ def run(options: Namespace) -> int:
         write_report(grid, out, {}, console)
         return 0
     if options.dry_run:
-        show_plan(grid, find_states(grid, out), out, options.jobs, console)
+        show_plan(grid, chosen, out, options.jobs, console)
         return 0
     run_grid(
         grid,
         out,
+        chosen=chosen,
         jobs=options.jobs,
         console=console,
         engine=options.engine,
@@ -78,14 +88,31 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def find_states(grid: Grid, out: Path) -> dict[str, str]:
+def choose_runs(grid: Grid, pattern: str | None) -> tuple[PlannedRun, ...]:
+    """Return the runs of a grid whose names match a pattern; None: all of them.
+
+    Raises:
+        UsageError: no name does.
+    """
+    if pattern is None:
+        return grid.runs
+    chosen = tuple(run for run in grid.runs if fnmatchcase(run.name, pattern))
+    if not chosen:
+        raise UsageError(
+            f"`only` {pattern!r} matches no run of {grid.table}, {grid.scale}: names are like "
+            f"{grid.runs[0].name}, and * stands for any characters; --dry-run lists them."
+        )
+    return chosen
+
+
+def find_states(runs: Iterable[PlannedRun], out: Path) -> dict[str, str]:
     """Return the state of each run.
 
     Raises:
         UsageError: a folder holds a run with other settings.
     """
     try:
-        return {run.name: find_state(run, out) for run in grid.runs}
+        return {run.name: find_state(run, out) for run in runs}
     except RunError as error:
         raise UsageError(str(error)) from error
 
@@ -106,6 +133,7 @@ def run_grid(
     *,
     jobs: int,
     console: Console,
+    chosen: tuple[PlannedRun, ...] | None = None,
     engine: str = "local",
     gpus_per_run: float | None = None,
 ) -> None:
@@ -116,6 +144,7 @@ def run_grid(
         out: folder of the grid; one process at a time works there.
         jobs: runs at a time.
         console: where progress is shown.
+        chosen: those of the grid's runs that are carried out; None: all.
         engine: one of `ENGINES`.
         gpus_per_run: for ray.
 
@@ -124,7 +153,8 @@ def run_grid(
         RunError: a run failed, or another process works in `out`.
         KeyboardInterrupt: the user interrupted; the tables of what is finished are written.
     """
-    states = find_states(grid, out)
+    chosen = grid.runs if chosen is None else chosen
+    states = find_states(chosen, out)
 
     def launch(left: list[PlannedRun], tell: Callable[[Outcome], None]) -> None:
         from selectconv.cli.live import LiveRuns  # imports torch
@@ -138,22 +168,24 @@ def run_grid(
                 run_local(left, out, jobs, tell, live.watch)
 
     with locked(out):
-        _carry_out(grid, states, out, console, launch)
+        _carry_out(grid, chosen, states, out, console, launch)
 
 
 def _carry_out(
     grid: Grid,
+    chosen: Sequence[PlannedRun],
     states: Mapping[str, str],
     out: Path,
     console: Console,
     launch: Callable[[list[PlannedRun], Callable[[Outcome], None]], None],
 ) -> None:
     console.print(f"{grid.title}. {grid.note}")
-    console.print(f"{len(grid.runs)} runs, {list(states.values()).count('done')} done; {out}")
-    problems = {run.name: run.problem for run in grid.runs if run.problem is not None}
+    counted = f"{len(chosen)} run{'s' if len(chosen) > 1 else ''}"
+    console.print(f"{counted}, {list(states.values()).count('done')} done; {out}")
+    problems = {run.name: run.problem for run in chosen if run.problem is not None}
     for name, problem in problems.items():
         console.print(f"{name} cannot run: {problem}")
-    left = [run for run in grid.runs if states[run.name] in ("new", "resume")]
+    left = [run for run in chosen if states[run.name] in ("new", "resume")]
     ended = 0
 
     def tell(outcome: Outcome) -> None:
@@ -175,7 +207,7 @@ def _carry_out(
     if problems:
         named = ", ".join(problems)
         raise RunError(
-            f"{len(problems)} of {len(grid.runs)} runs failed: {named}; the same command tries "
+            f"{len(problems)} of {len(chosen)} runs failed: {named}; the same command tries "
             f"them again, and {out / LOGS} has their output. To repeat a run that is done but "
             "damaged, delete its folder."
         )
@@ -220,22 +252,23 @@ def write_report(
 
 
 def show_plan(
-    grid: Grid, states: Mapping[str, str], out: Path, jobs: int, console: Console
+    grid: Grid, chosen: Sequence[PlannedRun], out: Path, jobs: int, console: Console
 ) -> None:
-    """Print the grid with the time that it will take."""
+    """Print the chosen runs of a grid with the time that they will take."""
     from selectconv.reproduce.duration import estimate_seconds
     from selectconv.reproduce.local_engine import threads_of
     from selectconv.train.estimate import describe_duration
 
-    seconds = estimate_seconds(grid.runs, threads_of(jobs))
-    table = Table("run", "state", "takes about", box=None)
-    for run in grid.runs:
+    states = find_states(chosen, out)
+    seconds = estimate_seconds(chosen, threads_of(jobs))
+    table = Table(Column("run", no_wrap=True, overflow="ignore"), "state", "takes about", box=None)
+    for run in chosen:
         takes = describe_duration(seconds[run.name]) if run.name in seconds else run.problem
         table.add_row(run.name, states[run.name], takes)
     console.print(f"{grid.title}. {grid.note}")
     console.print(table)
     left = sum(seconds[name] for name in seconds if states[name] != "done") / jobs
     console.print(
-        f"{len(grid.runs)} runs into {out}, {jobs} at a time on this machine: "
+        f"{len(chosen)} runs into {out}, {jobs} at a time on this machine: "
         f"about {describe_duration(left)}"
     )

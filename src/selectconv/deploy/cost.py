@@ -101,10 +101,8 @@ class CostCounter:
 def count_layout(flow: Dataflow, layout: Layout) -> Cost:
     """Count what a layout of a traced model keeps."""
     params: dict[object, int] = {}
-    dense = macs = extra = 0
+    macs = extra = 0
     for node, op in flow.operations.items():
-        if op.kind in (Kind.CONV, Kind.LINEAR):
-            dense += _dense_macs(op)
         if node not in layout.kept:
             continue
         params.update(_params(flow, op, layout))
@@ -118,18 +116,11 @@ def count_layout(flow: Dataflow, layout: Layout) -> Cost:
             assert isinstance(op.module, nn.Linear)
             macs += op.shape[0] * op.module.in_features * len(layout.kept[node])
             extra += len(layout.kept[node]) if op.module.bias is not None else 0
-        elif op.kind is Kind.CHANNELWISE:
+        else:  # operations that are left alone, such as a transposed conv
+            macs += flow.macs[node]
+        if op.kind is Kind.CHANNELWISE:
             extra += _elements_read(flow, op, layout)
-    other = flow.macs - dense  # what stands in operations that are left alone
-    return Cost(sum(params.values()), macs + other, macs + other + extra)
-
-
-def _dense_macs(op: Operation) -> int:
-    if isinstance(op.module, nn.Linear):
-        return op.shape[0] * op.module.weight.numel()
-    assert op.module is not None
-    batch, _, *after = op.shape
-    return batch * math.prod(after) * op.module.get_parameter("weight").numel()
+    return Cost(sum(params.values()), macs, macs + extra)
 
 
 def _params(flow: Dataflow, op: Operation, layout: Layout) -> dict[object, int]:

@@ -63,12 +63,12 @@ class Dataflow:
     Attributes:
         root: the traced copy of the model; its parameters are the model's own.
         operations: by node, in order.
-        macs: multiply-adds of one run of the dense model, by torch's counter.
+        macs: by node, its multiply-adds in the dense model, by torch's counter.
     """
 
     root: fx.GraphModule
     operations: dict[fx.Node, Operation]
-    macs: int
+    macs: dict[fx.Node, int]
 
     def tensor(self, node: fx.Node) -> Tensor:
         """Look up the parameter or buffer that a node of kind TENSOR stands for."""
@@ -111,7 +111,25 @@ def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
     return Dataflow(traced, operations, macs)
 
 
-def _run_and_purify(traced: fx.GraphModule, root: nn.Module, inputs: tuple[Any, ...]) -> int:
+class _MacCounter(fx.Interpreter):
+    """Runs a graph and counts the multiply-adds of each node."""
+
+    def count(self, inputs: tuple[Any, ...]) -> dict[fx.Node, int]:
+        self.macs: dict[fx.Node, int] = {}
+        with torch.no_grad(), FlopCounterMode(display=False) as self.counter:
+            self.run(*inputs)
+        return self.macs
+
+    def run_node(self, n: fx.Node) -> Any:
+        before = self.counter.get_total_flops()
+        value = super().run_node(n)
+        self.macs[n] = int(self.counter.get_total_flops() - before) // 2
+        return value
+
+
+def _run_and_purify(
+    traced: fx.GraphModule, root: nn.Module, inputs: tuple[Any, ...]
+) -> dict[fx.Node, int]:
     """Note all shapes, drop what changes nothing, and count multiply-adds of what is left."""
     try:
         with torch.no_grad(), redirect_stderr(io.StringIO()):  # ShapeProp prints what it raises
@@ -120,9 +138,7 @@ def _run_and_purify(traced: fx.GraphModule, root: nn.Module, inputs: tuple[Any, 
         reason = str(error.__cause__ or error).split("\n\nWhile executing")[0].strip()
         raise CompressionError(f"`example_input`: the model fails on it with {reason}") from error
     purify(traced, root)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        fx.Interpreter(traced).run(*inputs)
-    return int(counter.get_total_flops()) // 2
+    return _MacCounter(traced).count(inputs)
 
 
 def check_modules(model: nn.Module) -> None:

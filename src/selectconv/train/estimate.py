@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -145,14 +146,35 @@ def seconds_per_image(config: TrainConfig, info: DatasetInfo) -> float:
         if config.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         labels = torch.randint(info.num_classes, (count,), device=device)
-        times = []
-        for _ in range(_REPEATS + 1):
-            started = _now(device)
+
+        def step() -> None:
             F.cross_entropy(model(images), labels).backward()
             optimizer.step()
             optimizer.zero_grad()
-            times.append(_now(device) - started)
-    return statistics.median(times[1:]) / count  # the first one warms up
+
+        return _time_step(step, device) / count
+
+
+def _time_step(step: Callable[[], None], device: torch.device) -> float:
+    """Time a step with the threads there are, and on the CPU with one, and take the shorter time.
+
+    Threads that wait for each other on a busy machine count CPU time for nothing: several then
+    seem slower than one.
+    """
+    threads = torch.get_num_threads()
+    seconds = []
+    for tried in {threads, 1} if device.type == "cpu" else {threads}:
+        torch.set_num_threads(tried)
+        try:
+            times = []
+            for _ in range(_REPEATS + 1):
+                started = _now(device)
+                step()
+                times.append(_now(device) - started)
+        finally:
+            torch.set_num_threads(threads)
+        seconds.append(statistics.median(times[1:]))  # the first one warms up
+    return min(seconds)
 
 
 def _now(device: torch.device) -> float:

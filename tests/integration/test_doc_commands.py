@@ -1,0 +1,213 @@
+"""Every command of README, docs and `--help` is carried out, in one process, as small as it gets.
+
+A training or a grid is only planned (`--dry-run`); what reads runs reads tiny ones. `SMALLER` says
+what is added to a command, and `UNTRIED` which commands are not carried out here, and why.
+"""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from torch.distributed.run import get_args_parser
+
+import torchvision_shim
+from fake_runs import write_run
+from selectconv.__main__ import main
+from selectconv.cli.examples import EXAMPLES
+from selectconv.reproduce import duration
+from selectconv.train import estimate
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "README.md",
+         *sorted((ROOT / "docs").glob("*.md"))]  # fmt: skip
+SMALLER = {
+    "train": ["--dry-run"],
+    "reproduce": ["--dry-run"],
+    "compress": ["--repeats", "1"],
+    # Two images in place of many; the network is that of the reader's own folder.
+    "bench": ["--repeats=1", "--batch-size=2", "--image-size=8", "--model=mynet:small"],
+}
+UNTRIED = {
+    "selectconv train --model": "a part of a command",
+    "selectconv bench": "a part of a command",
+    "selectconv bench step|infer|alloc": "three commands in one",
+    "selectconv report DIR...": "any number of folders",
+    "selectconv data fetch fashion-mnist": "needs a network; tests of fetching have their own",
+    "selectconv train --out runs/first --resume": "needs a checkpoint; test_resume.py resumes runs",
+    "selectconv bench growth": "starts processes that train",
+    "selectconv models": "builds all networks; test_cli.py does it",
+    "python -m selectconv train": "a part of a command",
+    "python benchmarks/greedy_gap.py": "takes minutes",
+}
+# What the pages leave to the reader; and one run for all commands that read one.
+FILLED = {
+    "runs/densenet40-cifar10-select-0": "runs/first",
+    "DIR": "runs/first",
+    "NAME": "densenet40-cifar10-plain-20",
+    "HOST": "localhost",
+    "$method": "select",
+    "$seed": "0",
+}
+
+
+def read_commands():
+    """Return the commands of all pages and examples, in order, each once."""
+    found = [command for pairs in EXAMPLES.values() for command, _ in pairs]
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+        found += [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+        prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+        found += re.findall(r"`((?:selectconv|python|torchrun|make|pip) [^`\n]+)`", prose)
+    words = [shlex.split(line, comments=True) for line in found]
+    lines = dict.fromkeys(shlex.join(command) for command in words if command)
+    return [line for line in lines if shlex.split(line)[0] not in ("for", "done")]
+
+
+COMMANDS = read_commands()
+
+
+def of_kind(*beginnings):
+    tried = [line for line in COMMANDS if plain(line) not in UNTRIED]
+    return [line for line in tried if line.startswith(beginnings)]
+
+
+def filled(beginning):
+    """Return commands with what the pages leave out filled in, each once."""
+    return list(dict.fromkeys(shlex.join(fill(line)) for line in of_kind(beginning)))
+
+
+def plain(line):
+    """A command as the page prints it, without the quotes that `shlex.join` adds."""
+    return " ".join(shlex.split(line))
+
+
+def fill(line):
+    for name, value in FILLED.items():
+        line = re.sub(rf"(?<![\w]){re.escape(name)}(?!\w)", value, line.replace(f"'{name}'", name))
+    return shlex.split(line)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with what the pages speak of: runs, images, a network, settings."""
+    folder = tmp_path_factory.mktemp("reader")
+    small = {"model_options": {"growth_rate": 4, "units": [1, 1]}, "epochs": 2}
+    write_run(folder / "runs" / "first", weights=True, method="select", **small)
+    write_run(folder / "runs" / "second", method="plain", **small)
+    run = "results/ablation/runs/densenet40-cifar10-plain-20"
+    shutil.copytree(ROOT / run, folder / run)
+    pillow = pytest.importorskip("PIL.Image", reason="images need Pillow (the train extra)")
+    for part in ("train", "test"):
+        for label in ("cat", "dog"):
+            (folder / "photos" / part / label).mkdir(parents=True)
+            image = pillow.fromarray(np.full((16, 16, 3), 100, dtype=np.uint8))
+            image.save(folder / "photos" / part / label / "1.png")
+    (folder / "mynet.py").write_text(
+        "from torch import nn\n"
+        "def small(num_classes, in_channels, width=16):\n"
+        "    return nn.Sequential(\n"
+        "        nn.Conv2d(in_channels, width, 3), nn.BatchNorm2d(width), nn.ReLU(),\n"
+        "        nn.Conv2d(width, num_classes, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())\n"
+    )
+    (settings,) = re.findall(
+        r"```yaml\n(.*?)```", (ROOT / "docs/training.md").read_text(), re.DOTALL
+    )
+    assert yaml.safe_load(settings)["model"] == "densenet40"
+    (folder / "run.yaml").write_text(settings)
+    return folder
+
+
+@pytest.fixture
+def reader(place, monkeypatch):
+    """Someone who types the commands there. Times are not measured: tests of estimates do that."""
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(str(place))
+    monkeypatch.setattr(estimate, "seconds_per_image", lambda config, info: 1e-3)
+    monkeypatch.setattr(
+        duration, "estimate_seconds", lambda runs, threads: {run.name: 60.0 for run in runs}
+    )
+    return place
+
+
+def carry_out(words):
+    """Carry out the words after `selectconv`."""
+    if any("timm:" in word for word in words):
+        torchvision_shim.install()
+        pytest.importorskip("timm")
+    if "onnxruntime" in words or words[0] == "export" or "--table" in words:
+        pytest.importorskip("onnxruntime")
+    smaller = [] if "--dry-run" in words else SMALLER.get(words[0], [])
+    assert main([*words, *smaller]) == 0
+
+
+@pytest.mark.parametrize("line", filled("selectconv "))
+def test_commands_work(line, reader, capsys):
+    words = shlex.split(line)[1:]
+    weights = reader / "runs" / "first" / "last.safetensors"
+    if words[0] == "report":  # without the figures that need weights, which take seconds
+        weights.rename(weights.with_suffix(".aside"))
+    try:
+        carry_out(words)
+    finally:
+        if words[0] == "report":
+            weights.with_suffix(".aside").rename(weights)
+    shown = capsys.readouterr()
+    assert shown.out
+    assert "Traceback" not in shown.err
+    if words[0] == "eval":
+        assert "error" in shown.out
+    written = re.findall(r"wrote (\S+)", shown.out)
+    assert all((reader / name.rstrip(",.:;")).exists() for name in written)
+
+
+@pytest.mark.parametrize("line", filled("torchrun "))
+def test_torchrun_takes_the_commands(line, reader, capsys):
+    options = get_args_parser().parse_args(shlex.split(line)[1:])
+    assert (options.module, options.training_script) == (True, "selectconv")
+    carry_out(options.training_script_args)
+    assert "about" in capsys.readouterr().out
+
+
+def test_make_knows_the_targets():
+    targets = [line.removeprefix("make ") for line in of_kind("make ")]
+    assert len(targets) > 10
+    done = subprocess.run(
+        ["make", "-n", *targets], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_pip_finds_the_extras():
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for line in of_kind("pip "):
+        for extras in re.findall(r"\[(.*)\]", line):
+            assert set(extras.split(",")) <= set(known), line
+
+
+@pytest.mark.parametrize("line", of_kind("python -m soak"))
+def test_soak_takes_the_commands(line, monkeypatch):
+    # A campaign takes hours: what is carried out is tested in test_soak.py.
+    monkeypatch.syspath_prepend(str(ROOT))
+    from soak import __main__ as soak
+
+    carried_out = []
+    monkeypatch.setattr(soak, "carry_out", lambda name, options: carried_out.append(name) or 0)
+    monkeypatch.setattr(
+        sys, "argv", ["soak", *line.replace("NAME", "damage").replace("N", "1").split()[3:]]
+    )
+    assert soak.main() == 0
+    assert carried_out
+
+
+def test_no_command_is_forgotten():
+    kinds = ("selectconv ", "torchrun ", "make ", "pip ", "python -m soak")
+    left = {plain(line) for line in COMMANDS} - {plain(line) for line in of_kind(*kinds)}
+    assert left == set(UNTRIED)

@@ -127,7 +127,7 @@ def is_relu(act: Activation | None) -> bool:
 
 def _normal(beta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
     check_tensor("beta", beta, (None,) * getattr(beta, "ndim", 0))
-    check_tensor("gamma", gamma, tuple(beta.shape))
+    check_tensor("gamma", gamma, tuple(beta.shape), match="beta")
     dtype = torch.promote_types(beta.dtype, gamma.dtype)
     # A handful of numbers a layer: float64 costs nothing, where the device has it (MPS does not).
     exact = torch.float32 if beta.device.type == "mps" else torch.float64

@@ -234,6 +234,15 @@ GRAPHS = {
         {"grouped": select(8, 8, 3, groups=2)},
     ),
     "scaled": (scaled, {"c": select(), "prelu": nn.PReLU(8)}),
+    "type of a weight": (lambda net, x: net.b(net.a(x).relu().to(net.b.weight.dtype)), {}),
+    "sizes of a weight": (
+        lambda net, x: net.b(net.c(net.a(x)).relu()) * net.c.weight.shape[0],
+        {"c": select()},
+    ),
+    "values of a weight": (
+        lambda net, x: net.b(net.c(net.a(x)).relu()) * net.c.weight.mean(),
+        {"c": nn.Conv2d(8, 8, 1)},
+    ),
 }
 
 
@@ -439,6 +448,10 @@ def test_refuses_what_tracing_does_not_see():
     net = nn.Sequential(nn.Conv2d(3, 8, 1), select())
     net[0].register_forward_hook(hooked)
     with pytest.raises(sc.CompressionError, match="output 0 of the compressed model differs"):
+        sc.compress(net, torch.randn(1, 3, 4, 4))
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), select())
+    net[0].register_forward_hook(lambda module, inputs, y: torch.cat([y, y], 1))
+    with pytest.raises(sc.CompressionError, match="the compressed model fails with RuntimeError"):
         sc.compress(net, torch.randn(1, 3, 4, 4))
 
 

@@ -367,6 +367,34 @@ def test_a_functional_norm_that_is_called_twice_stays_one():
     assert sum(isinstance(module, nn.BatchNorm2d) for module in small.modules()) == 1
 
 
+def test_filters_of_a_functional_conv_are_removed():
+    class Same(nn.Conv2d):  # as in timm's Conv2dSame
+        def forward(self, x):
+            x = F.pad(x, (0, 1, 1, 0))
+            return F.conv2d(x, self.weight, self.bias, self.stride, (0, 0), groups=self.groups)
+
+    model = nn.Sequential(Same(3, 8, 2), nn.ReLU(), Same(8, 8, 2, groups=8), nn.ReLU(), select())
+    model[4].close([0, 1, 5])
+    small = assert_compresses_the_same(model.eval(), torch.randn(2, 3, 6, 6))
+    shapes = [tuple(conv.weight.shape) for conv in small.modules() if isinstance(conv, nn.Conv2d)]
+    assert shapes == [(5, 3, 2, 2), (5, 1, 2, 2), (8, 5, 1, 1)]
+
+
+def test_a_functional_conv_that_is_called_twice_stays_one():
+    def run(net, x):
+        for _ in range(2):
+            x = F.conv2d(x, net.c.weight, net.c.bias, padding=1).relu()
+        return net.b(x) * F.conv2d(x, net.scale)
+
+    net = Net(run, b=select(3), c=nn.Conv2d(3, 3, 3))
+    net.register_buffer("scale", torch.ones(1, 3, 1, 1))  # no parameter: it stays a function
+    small = assert_compresses_the_same(scramble(net), torch.randn(2, 3, 6, 6))
+    assert [name for name, _ in small.named_parameters() if "conv" in name] == [
+        "_conv_conv2d.weight",
+        "_conv_conv2d.bias",
+    ]
+
+
 def test_the_model_is_left_as_it_is():
     model = scramble(conv_net()).train()
     before, y = snapshot(model), outputs(model)

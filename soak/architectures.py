@@ -191,7 +191,8 @@ def describe_steps(seed: int = 0, folder: Path = RESULTS) -> str:
         own = [row for row in tried if _family(row) == family]
         counts = [str(sum(step in row.get("done", ()) for row in own)) for step in STEPS]
         waiting = sum(row["how"] == WITHOUT_ONNX for row in own)
-        counts[-1] += f" of {len(own) - waiting}" if waiting else ""
+        if waiting:
+            counts[-1] = f"{counts[-1]} of {len(own) - waiting}" if waiting < len(own) else "-"
         lines.append(f"| {family} | {len(own)} | {' | '.join(counts)} |")
     if stopped:
         lines += ["", "| not all the way | why |", "|---|---|"]

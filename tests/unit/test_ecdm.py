@@ -248,6 +248,18 @@ class TestExpectedActivation:
         with pytest.raises(ValueError, match=r"`act` must be elementwise: .* did not keep shape"):
             function(torch.zeros(4), torch.ones(4), act)
 
+    @pytest.mark.parametrize(
+        ("act", "error", "message"),
+        [
+            (3, TypeError, "`act` must be a function, got 3"),
+            (lambda: None, ValueError, "`act` fails on a tensor .* with TypeError: .*positional"),
+            (nn.Conv2d, ValueError, "`act` fails on a tensor .* with TypeError: .*missing"),
+        ],
+    )
+    def test_refuses_what_is_not_an_activation(self, act, error, message):
+        with pytest.raises(error, match=message):
+            expected_activation(torch.zeros(4), torch.ones(4), act)
+
     @pytest.mark.parametrize("act", [None, F.relu, F.relu6])
     def test_refuses_what_is_not_a_pair_of_moments(self, act):
         with pytest.raises(ValueError, match=r"`gamma`.*\(2\) to match `beta`, got \(3,\)"):

@@ -51,6 +51,13 @@ def check_count(name: str, value: int, minimum: int) -> int:
     return value
 
 
+def check_flag(name: str, value: bool) -> bool:
+    """Return `value` if it is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"`{name}` must be True or False, got {value!r:.60}.")
+    return value
+
+
 def check_choice(name: str, value: str, choices: Collection[str]) -> str:
     """Return `value` if it is one of `choices`; else name the nearest of them."""
     if isinstance(value, str) and value in choices:

@@ -114,6 +114,12 @@ def test_realloc_chooses_the_convs_that_may_reallocate(realloc, may):
     assert (model.spatial.shift is not None, model.pointwise.shift is not None) == may
 
 
+def test_where_must_take_a_name_and_a_conv():
+    match = r"`where` must take a name and a conv, got .*: too many positional arguments"
+    assert_refused(small_net(), TypeError, match, where=lambda: True)
+    assert_refused(small_net(), TypeError, "`where` must take .*", where=nn.Conv2d(8, 8, 1))
+
+
 def test_where_chooses_among_the_eligible():
     asked = []
     model = small_net()

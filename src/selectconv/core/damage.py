@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selectconv.checks import check_choice
+from selectconv.checks import check_choice, check_flag
 from selectconv.core.ecdm import ecdm, normalize_ecdm, rms_damage
 from selectconv.core.mean_source import MeanSource, ObservedMean
 from selectconv.errors import AllocationError, MeanSourceError
@@ -96,6 +96,7 @@ class DamageConvNd(nn.modules.conv._ConvNd):
             MeanSourceError: there is no `mean_source`, or it has seen nothing yet.
             ValueError: an unknown `damage`.
         """
+        check_flag("normalized", normalized)
         check_choice("damage", damage, DAMAGES)
         with torch.no_grad():
             # Closed slots have moments 0, and so rows of zeros.

@@ -373,11 +373,11 @@ def test_filters_of_a_functional_conv_are_removed():
             x = F.pad(x, (0, 1, 1, 0))
             return F.conv2d(x, self.weight, self.bias, self.stride, (0, 0), groups=self.groups)
 
-    model = nn.Sequential(Same(3, 8, 2), nn.ReLU(), Same(8, 8, 2, groups=8), nn.ReLU(), select())
+    model = nn.Sequential(Same(3, 8, 2), nn.ReLU(), Same(8, 8, 2), nn.ReLU(), select())
     model[4].close([0, 1, 5])
     small = assert_compresses_the_same(model.eval(), torch.randn(2, 3, 6, 6))
     shapes = [tuple(conv.weight.shape) for conv in small.modules() if isinstance(conv, nn.Conv2d)]
-    assert shapes == [(5, 3, 2, 2), (5, 1, 2, 2), (8, 5, 1, 1)]
+    assert shapes == [(8, 3, 2, 2), (5, 8, 2, 2), (8, 5, 1, 1)]
 
 
 def test_a_functional_conv_that_is_called_twice_stays_one():

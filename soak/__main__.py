@@ -1,21 +1,25 @@
 """The command: `python -m soak NAME [NAME ...] [--seed N] [--count N]`; without names: all.
 
 `summary` writes the table of docs/reliability.md from the results. `architectures`, which is not
-among "all", takes the CNNs of timm through all steps and writes their table in docs/convert.md.
+among "all", takes the CNNs of timm through all steps and writes their table in docs/convert.md;
+`architectures_quick` leaves out ONNX.
 """
 
 import argparse
 import sys
 
+from soak import architectures
 from soak.driver import WRONG, load_campaign, run_campaign, run_trial
 from soak.summary import CAMPAIGNS, write_page
+
+OF_TIMM = ("architectures", "architectures_quick")
 
 
 def main() -> int:
     """Run campaigns; the exit code is 1 if anything went wrong."""
     parser = argparse.ArgumentParser(prog="python -m soak", description=__doc__)
     parser.add_argument(
-        "names", nargs="*", help=f"of {', '.join(CAMPAIGNS)}, summary, architectures"
+        "names", nargs="*", help=f"of {', '.join((*CAMPAIGNS, 'summary', *OF_TIMM))}"
     )
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
     parser.add_argument("--count", type=int, help="trials per campaign (default: its own)")
@@ -23,7 +27,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="repeat trials that ended wrong")
     options = parser.parse_args()
     names = options.names or [*CAMPAIGNS, "summary"]
-    known = (*CAMPAIGNS, "summary", "architectures")
+    known = (*CAMPAIGNS, "summary", *OF_TIMM)
     if unknown := [name for name in names if name not in known]:
         parser.error(f"{unknown[0]!r} is not one of {', '.join(known)}")
     return 1 if sum(carry_out(name, options) for name in names) else 0
@@ -41,8 +45,8 @@ def carry_out(name: str, options: argparse.Namespace) -> int:
     campaign = load_campaign(name)
     count = options.count or campaign.COUNT
     rows = run_campaign(name, options.seed, range(count), again=options.again)
-    if name == "architectures":
-        campaign.write_page()
+    if name in OF_TIMM:
+        architectures.write_page()
     return sum(row["how"] in WRONG for row in rows.values())
 
 

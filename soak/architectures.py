@@ -3,8 +3,8 @@
 `make architectures` goes on where it stopped, and writes the table of docs/convert.md.
 """
 
-import itertools
 import random
+import re
 import resource
 import signal
 import sys
@@ -18,14 +18,14 @@ import torch
 from torch import nn
 
 from soak.driver import CRASHED, HUNG, RESULTS, Ended, Wrong, results_of
-from soak.networks import Walk, outputs
+from soak.networks import ALL_THE_WAY, WITHOUT_ONNX, Walk, outputs
 
+LIST = Path(__file__).parent / "timm_networks.txt"
 PAGE = Path(__file__).parents[1] / "docs" / "convert.md"
 BEGIN, END = "<!-- begin of the steps -->", "<!-- end of the steps -->"
-COUNT = 400  # the small ones of each family come early
+COUNT = 400  # of the list, in which the small ones of each family come first
 LIMIT_S, CPU_LIMIT_S = 3600, 120  # wall clock, and what counts: a busy machine is no failure
-FRESH = True  # a process for each network
-MOST_PARAMS, MOST_BYTES = 100_000_000, 12 << 30
+MOST_PARAMS, MOST_BYTES = 50_000_000, 12 << 30
 SIDES = (64, 96, 128, 160, 224, 256, 299, 331)
 GAMMA = 0.1
 STEPS = ("converted", "re-allocated", "compressed", "loaded", "ONNX")
@@ -37,22 +37,56 @@ FAMILIES = (
     "inception_next", "inception_resnet_v2", "inception_v3", "inception_v4", "nasnet", "nfnet",
     "pnasnet", "repghost", "repvit", "res2net", "resnest", "rexnet", "selecsls", "senet", "sknet",
     "starnet", "tresnet", "vgg", "vovnet", "xception", "xception_aligned", "fasternet", "rdnet",
-    "mambaout",
+    "mambaout", "convmixer", "lcnetv2", "fastvit", "edgenext",
 )  # fmt: skip
 
 
 @cache
 def names() -> list[str]:
-    """List the networks as family/name: the first of each family, then the second, and so on."""
+    """List the networks as family/name, as far as possible of different kinds and small ones first.
+
+    Results go by a network's place in this list: after writing it anew, they are void.
+    """
+    return [line.split()[0] for line in LIST.read_text(encoding="utf-8").splitlines()]
+
+
+def write_list() -> None:
+    """Write the list of the networks and their numbers of parameters."""
     _import_timm()
     from timm.models import list_models
 
-    families = [
-        [f"{family}/{name}" for name in list_models(module=family, include_tags=False)]
+    sizes = {
+        f"{family}/{name}": _num_parameters(f"{family}/{name}")
         for family in FAMILIES
-    ]
-    rounds = itertools.zip_longest(*families)
-    return [name for names in rounds for name in names if name is not None]
+        for name in list_models(module=family, include_tags=False, exclude_filters="test_*")
+    }
+    lines = [f"{name} {sizes[name]}\n" for name in in_order(sizes)]
+    LIST.write_text("".join(lines), encoding="utf-8")
+
+
+def in_order(sizes: dict[str, int]) -> list[str]:
+    """Put networks in order: the first of each family in turn, then the second of each, and so on.
+
+    In a family, those of one kind have names that begin with the same letters. The smallest of
+    each kind come first, then the second of each kind.
+    """
+    kinds: Counter[str] = Counter()
+    families: dict[str, list[tuple[int, int, str]]] = {}
+    for name in sorted(sizes, key=lambda name: (sizes[name], name)):
+        kind = re.split(r"\d", name)[0]
+        families.setdefault(name.partition("/")[0], []).append((kinds[kind], sizes[name], name))
+        kinds[kind] += 1
+    places = {
+        member[2]: place
+        for members in families.values()
+        for place, member in enumerate(sorted(members))
+    }
+    return sorted(sizes, key=lambda name: (places[name], sizes[name], name))
+
+
+def _num_parameters(what: str) -> int:
+    with torch.device("meta"):
+        return sum(value.numel() for value in _create(what).parameters())
 
 
 def _import_timm() -> None:
@@ -62,47 +96,51 @@ def _import_timm() -> None:
     torchvision_shim.install()
 
 
-class TooSlow(Exception):
-    """A network has used up its time."""
+class TooSlow(BaseException):
+    """A network has used up its time; no step may take this for an error of its own."""
 
 
 def trial(number: int, draw: random.Random, scratch: Path) -> Ended:
     """Take a network of timm through all steps."""
+    return walk(number, scratch, onnx=True)
+
+
+def walk(number: int, scratch: Path, *, onnx: bool) -> Ended:
+    """Take a network of timm through all steps, ONNX too if wanted."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.manual_seed(0)
     what = names()[number]
-    with torch.device("meta"):
-        size = sum(value.numel() for value in _create(what).parameters())
+    _import_timm()
+    size = _num_parameters(what)
     data: dict[str, Any] = {"params": size}
     if size > MOST_PARAMS:
         return Ended(what, TOO_LARGE, f"{size / 1e6:.0f}M parameters", data)
-    _limit()
-    walk = None
+    way = None
     try:
+        _limit(CPU_LIMIT_S)
         model = _create(what)
         x = _find_input(model)
         data["side"] = x.shape[-1]
-        walk = Walk(model, x, what)
-        ended = walk.all_the_way(scratch, GAMMA)
+        way = Walk(model, x, what)
+        ended = way.all_the_way(scratch, GAMMA, onnx=onnx)
     except TooSlow:
-        done = walk.done if walk else []
-        return Ended(what, TOO_SLOW, f"more than {CPU_LIMIT_S} s", {**data, "done": done})
+        ended = Ended(what, TOO_SLOW, f"more than {CPU_LIMIT_S} s", way.row() if way else None)
     except Wrong as wrong:
-        return Ended(what, wrong.how, wrong.detail, {**data, "done": walk.done if walk else []})
+        ended = Ended(what, wrong.how, wrong.detail, way.row() if way else None)
+    finally:
+        _limit(0)
     return Ended(what, ended.how, ended.detail, {**data, **(ended.data or {})})
 
 
-def _limit() -> None:
-    """Stop this process's network after its share of time and of memory."""
+def _limit(seconds: float) -> None:
+    """Stop this process's network after its share of CPU time (0: never), and limit its memory."""
 
     def stop(number: int, frame: object) -> None:
         raise TooSlow
 
-    signal.signal(signal.SIGXCPU, stop)
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = int(used.ru_utime + used.ru_stime) + CPU_LIMIT_S
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 60))
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
 
 
@@ -129,31 +167,41 @@ def _find_input(model: nn.Module) -> torch.Tensor:
 
 def describe_steps(seed: int = 0, folder: Path = RESULTS) -> str:
     """Return a table with one row per family, and a line for each network that stopped early."""
-    rows = list(results_of("architectures", seed, folder).values())
+    # A walk all the way says more than one without ONNX.
+    quick = results_of("architectures_quick", seed, folder)
+    rows = list((quick | results_of("architectures", seed, folder)).values())
     tried = [row for row in rows if row["how"] not in (TOO_LARGE, TOO_SLOW, CRASHED, HUNG)]
-    whole = [row for row in tried if row["how"] == "all the way"]
     if not tried:
         return "None has been tried yet."
-    share = 100 * len(whole) / len(tried)
+    counted = Counter(row["how"] for row in rows)
+    whole, short = counted[ALL_THE_WAY], counted[WITHOUT_ONNX]
+    stopped = [row for row in tried if row["how"] not in (ALL_THE_WAY, WITHOUT_ONNX)]
+    share = 100 * (whole + short) / len(tried)
     aside = Counter(row["how"].removeprefix("left out: ") for row in rows if row not in tried)
-    left = f" Left out: {', '.join(f'{n} {why}' for why, n in aside.items())}." if aside else ""
     lines = [
-        f"{len(tried)} networks of timm were tried; {len(whole)} ({share:.0f} %) went all the way."
-        + left,
+        f"{len(tried)} networks of timm were tried. {whole + short} ({share:.0f} %) passed every "
+        f"step that they were taken through, {whole} of them up to ONNX and {short} without it; "
+        f"{len(stopped)} stopped early."
+        + (f" Left out: {', '.join(f'{n} {why}' for why, n in aside.items())}." if aside else ""),
         "",
         f"| family | tried | {' | '.join(STEPS)} |",
         f"|---|---|{'---|' * len(STEPS)}",
     ]
-    families = sorted({row["what"].partition("/")[0] for row in tried})
-    for family in families:
-        own = [row for row in tried if row["what"].partition("/")[0] == family]
-        counts = [sum(step in row.get("done", ()) for row in own) for step in STEPS]
-        lines.append(f"| {family} | {len(own)} | {' | '.join(map(str, counts))} |")
-    stopped = [row for row in tried if row not in whole]
+    for family in sorted({_family(row) for row in tried}):
+        own = [row for row in tried if _family(row) == family]
+        counts = [str(sum(step in row.get("done", ()) for row in own)) for step in STEPS]
+        waiting = sum(row["how"] == WITHOUT_ONNX for row in own)
+        if waiting:
+            counts[-1] = f"{counts[-1]} of {len(own) - waiting}" if waiting < len(own) else "-"
+        lines.append(f"| {family} | {len(own)} | {' | '.join(counts)} |")
     if stopped:
         lines += ["", "| not all the way | why |", "|---|---|"]
         lines += [f"| {row['what']} | {_why(row)} |" for row in stopped]
     return "\n".join(lines)
+
+
+def _family(row: dict[str, Any]) -> str:
+    return str(row["what"]).partition("/")[0]
 
 
 def _why(row: dict[str, Any]) -> str:

@@ -189,8 +189,6 @@ def run_campaign(
                 progress.update(task, advance=1, wrong=wrong)
                 if row["how"] in WRONG:
                     progress.print(f"{name} {number}: {row['what']}: {row['how']}", markup=False)
-                if getattr(campaign, "FRESH", False):
-                    worker.close()
         finally:
             worker.close()
     return rows

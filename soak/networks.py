@@ -19,6 +19,7 @@ from soak.random_network import Builder
 TITLE = "random networks: convert, train, allocate, compress, save, load, ONNX"
 WANTED = "the same outputs after each step, or a refusal that says why"
 COUNT, LIMIT_S = 500, 3600
+ALL_THE_WAY, WITHOUT_ONNX = "all the way", "all the way, ONNX not tried"
 
 
 def trial(number: int, draw: random.Random, scratch: Path) -> Ended:
@@ -28,10 +29,31 @@ def trial(number: int, draw: random.Random, scratch: Path) -> Ended:
     warnings.simplefilter("ignore")
     builder = Builder(draw)
     model, x = builder.network()
-    outputs(model.train(), x)  # fills batch norm's statistics
+    while not _can_train(model, x):
+        builder.used.clear()
+        model, x = builder.network()
     walk = Walk(model, x, what=f"{builder.dims}-D: {', '.join(builder.used)}")
     gamma = draw.choice((0.1, 0.3, 0.6))
     return walk.all_the_way(scratch, gamma, draw.choice((None, None, 4)))
+
+
+def _can_train(model: nn.Module, x: Tensor) -> bool:
+    """Fill batch norm's statistics; return whether there are gradients.
+
+    There are none where a sum is written into what a sigmoid needs again.
+    """
+    try:
+        _sum_of_squares(model.train()(x)).backward()
+    except RuntimeError:
+        return False
+    model.zero_grad()
+    return True
+
+
+def _sum_of_squares(values: Any) -> Tensor:
+    """Return a loss for any kind of output."""
+    tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+    return torch.stack([value.float().square().mean() for value in tensors]).sum()
 
 
 def outputs(model: nn.Module, x: Tensor) -> list[Tensor]:
@@ -58,18 +80,26 @@ class Walk:
         self.done: list[str] = []
         self.data: dict[str, Any] = {}
 
-    def all_the_way(self, scratch: Path, gamma: float, round_to: int | None = None) -> Ended:
-        """Go through all steps; a step that is refused ends the walk."""
+    def all_the_way(
+        self, scratch: Path, gamma: float, round_to: int | None = None, *, onnx: bool = True
+    ) -> Ended:
+        """Go through all steps, ONNX too if wanted; a step that is refused ends the walk."""
         try:
-            self._walk(scratch, gamma, round_to)
+            again, got = self._until_loaded(scratch, gamma, round_to)
+            if onnx:
+                self._to_onnx(scratch / "small.onnx", again, got)
         except Refused as refused:
-            return Ended(self.what, f"refused: {self._step}", str(refused), self._row())
-        return Ended(self.what, "all the way", data=self._row())
+            return Ended(self.what, f"refused: {self._step}", str(refused), self.row())
+        return Ended(self.what, ALL_THE_WAY if onnx else WITHOUT_ONNX, data=self.row())
 
-    def _row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, Any]:
+        """Return how far it came, and what it counted."""
         return {"done": self.done, **self.data}
 
-    def _walk(self, scratch: Path, gamma: float, round_to: int | None) -> None:
+    def _until_loaded(
+        self, scratch: Path, gamma: float, round_to: int | None
+    ) -> tuple[nn.Module, list[Tensor]]:
+        """Return the network that was compressed, saved and loaded, and what it computes."""
         model, x = self.model, self.x
         before = outputs(model.eval(), x)
         self.take("converted", lambda: sc.convert(model, x))
@@ -78,7 +108,7 @@ class Walk:
         model.eval()
         state = copy.deepcopy(model.state_dict())
         small = self.take("compressed", lambda: sc.compress(model, x, round_to=round_to))
-        other = torch.cat([0.5 * x, -x.flip(0)])
+        other = self._other_batch()
         wanted, got = outputs(model, other), outputs(small, other)
         self.compare(wanted, got, 1e-4)
         if not all(torch.equal(state[name], value) for name, value in model.state_dict().items()):
@@ -91,9 +121,14 @@ class Walk:
         self.take("saved", lambda: sc.save_compressed(small, path))
         again = self.take("loaded", lambda: sc.load_compressed(path))
         self.compare(got, outputs(again, other), 0.0)
-        path = scratch / "small.onnx"
-        self.take("ONNX", lambda: sc.export_onnx(again, path, x))
-        self.compare(got, open_session(path)(other), 1e-3)
+        return again, got
+
+    def _to_onnx(self, path: Path, model: nn.Module, wanted: list[Tensor]) -> None:
+        self.take("ONNX", lambda: sc.export_onnx(model, path, self.x))
+        self.compare(wanted, open_session(path)(self._other_batch()), 1e-3)
+
+    def _other_batch(self) -> Tensor:
+        return torch.cat([0.5 * self.x, -self.x.flip(0)])
 
     def take(self, step: str, action: Callable[[], Any]) -> Any:
         """Take a step; an error of ours is a refusal, another one is wrong."""
@@ -114,17 +149,12 @@ class Walk:
         allocator = sc.ChannelAllocator(self.model, optimizer, total_epochs=4, gamma=gamma)
         for epoch in range(2):
             optimizer.zero_grad()
-            loss = sum(value.float().square().mean() for value in self._training_outputs())
-            loss.backward()
+            _sum_of_squares(self.model.train()(self.x)).backward()
             optimizer.step()
             if epoch == 0:
                 report = allocator.step(0)
                 self.data["closed"] = sum(map(len, report.deallocated.values()))
                 self.data["moved"] = sum(map(len, report.reallocated.values()))
-
-    def _training_outputs(self) -> list[Tensor]:
-        values = tree_leaves(self.model.train()(self.x))
-        return [value for value in values if isinstance(value, Tensor)]
 
     def compare(self, wanted: list[Tensor], got: list[Tensor], tolerance: float) -> None:
         """Compare outputs, relative to the largest value; NaN is a difference."""

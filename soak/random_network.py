@@ -18,7 +18,9 @@ ACTIVATIONS: tuple[Callable[[], nn.Module], ...] = (
     nn.Hardswish, nn.Mish, nn.ELU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Identity,
     lambda: nn.LeakyReLU(0.1), nn.PReLU,
 )  # fmt: skip
-FUNCTIONS = (torch.relu, F.relu, F.silu, F.hardswish, Tensor.relu, torch.sigmoid, F.gelu)
+FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (
+    torch.relu, F.relu, F.silu, F.hardswish, lambda x: x.relu(), torch.sigmoid, F.gelu,
+)  # fmt: skip
 
 
 class Block(nn.Module):

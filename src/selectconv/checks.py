@@ -51,6 +51,13 @@ def check_count(name: str, value: int, minimum: int) -> int:
     return value
 
 
+def check_flag(name: str, value: bool) -> bool:
+    """Return `value` if it is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"`{name}` must be True or False, got {value!r:.60}.")
+    return value
+
+
 def check_choice(name: str, value: str, choices: Collection[str]) -> str:
     """Return `value` if it is one of `choices`; else name the nearest of them."""
     if isinstance(value, str) and value in choices:
@@ -85,8 +92,18 @@ def check_tensor(
     value: Tensor,
     shape: tuple[int | None, ...],
     kind: torch.dtype | None = None,
+    *,
+    match: str = "",
 ) -> None:
-    """Check a tensor's shape (None: any size) and dtype (None: any floating dtype)."""
+    """Check a tensor's shape (None: any size) and dtype (None: any floating dtype).
+
+    Args:
+        name: of the argument.
+        value: the tensor.
+        shape: that it must have.
+        kind: the dtype that it must have.
+        match: the argument that the shape follows from, which may be the wrong one of the two.
+    """
     if not isinstance(value, Tensor):
         raise TypeError(f"`{name}` must be a tensor, got {type(value).__name__}.")
     fits = value.ndim == len(shape) and all(
@@ -94,7 +111,8 @@ def check_tensor(
     )
     if not fits:
         wanted = ", ".join("*" if size is None else str(size) for size in shape)
-        raise ValueError(f"`{name}` must have shape ({wanted}), got {tuple(value.shape)}.")
+        reason = f" to match `{match}`" if match else ""
+        raise ValueError(f"`{name}` must have shape ({wanted}){reason}, got {tuple(value.shape)}.")
     if kind is None and not value.is_floating_point():
         raise TypeError(f"`{name}` must have a floating dtype, got {value.dtype}.")
     if kind is not None and value.dtype != kind:

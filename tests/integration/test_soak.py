@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from soak.architectures import describe_steps
+from soak.architectures import FAMILIES, TooSlow, describe_steps, in_order, names
 from soak.driver import BROKEN, CRASHED, HUNG, LOST, WRONG, results_of, run_campaign
+from soak.networks import Walk
 from soak.summary import PAGE, describe_results
 
 ROOT = Path(__file__).parents[2]
@@ -75,6 +76,22 @@ def test_the_page_says_what_the_results_say():
     assert describe_results(0) in PAGE.read_text(encoding="utf-8"), "python -m soak summary"
     page = (ROOT / "docs" / "convert.md").read_text(encoding="utf-8")
     assert describe_steps() in page, "python -m soak architectures"
+
+
+def test_the_networks_of_timm_are_in_order():
+    sizes = {"b/y50": 3, "b/y18": 2, "b/x9": 4, "a/z2": 1, "b/y101": 5}
+    assert in_order(sizes) == ["a/z2", "b/y18", "b/x9", "b/y50", "b/y101"]
+    listed = names()
+    assert len(listed) == len(set(listed)) > 600
+    assert {name.partition("/")[0] for name in listed} == set(FAMILIES)
+
+
+def test_no_step_takes_the_end_of_its_time_for_an_error():
+    def slow():
+        raise TooSlow
+
+    with pytest.raises(TooSlow):
+        Walk(None, None, "").take("converted", slow)
 
 
 @pytest.mark.parametrize("how", WRONG)

@@ -724,9 +724,15 @@ def test_a_state_of_other_settings_is_noticed():
 
 def test_a_follower_must_stand_in_a_list():
     model = conv_net()
-    for followers in (copy.deepcopy(model), 3):
+    for followers in (copy.deepcopy(model), 3, torch.tensor(1.0)):
         with pytest.raises(TypeError, match="`followers` must be a list of models, such as"):
             allocator_for(model, followers=followers)
+
+
+def test_a_log_is_a_path_or_rows():
+    for log in (3, {}, torch.tensor(1.0)):
+        with pytest.raises(sc.AllocationError, match="`log` must be the path of a jsonl file or"):
+            allocator_for(conv_net()).replay(log)
 
 
 def test_preview_names_the_layers_that_have_seen_nothing():

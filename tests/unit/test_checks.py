@@ -10,6 +10,7 @@ from selectconv.checks import (
     check_callable,
     check_choice,
     check_count,
+    check_flag,
     check_fraction,
     check_non_negative,
     check_path,
@@ -75,6 +76,13 @@ def test_count_refuses_values(value):
 def test_count_refuses_types(value):
     with pytest.raises(TypeError, match=f"`top_k` must be an integer of at least 2, got {value!r}"):
         check_count("top_k", value, 2)
+
+
+def test_flag():
+    assert check_flag("is_open", True) is True
+    for value in (1, "yes", None, torch.zeros(0), np.ones(2)):
+        with pytest.raises(TypeError, match="`is_open` must be True or False, got"):
+            check_flag("is_open", value)
 
 
 def test_choice_accepts():

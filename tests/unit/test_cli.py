@@ -46,6 +46,8 @@ def complaint(capsys):
         (["compress", "nowhere"], "nowhere is not a run"),
         (["compress", "nowhere", "--round-to", "0"], "`round_to` must be at least 1"),
         (["export", "nowhere"], "nowhere is not a run"),
+        (["eval", "x" * 300], "x/config.yaml cannot be a file or folder: File name too long."),
+        (["report", ".", "--out", "x" * 300], "x cannot be a file or folder: File name too long."),
     ],
 )
 def test_wrong_input_is_one_line_and_code_2(arguments, message, capsys):

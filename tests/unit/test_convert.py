@@ -85,6 +85,26 @@ def test_untraceable_model_is_converted_and_observed():
     assert isinstance(net.conv.mean_source, sc.ObservedMean)
 
 
+def test_a_forward_that_depends_on_shapes_is_converted_for_all_of_them():
+    def run(net, x):
+        x = net.bn(net.stem(x)).relu()
+        if x.shape[-1] > 16:
+            x = x.sigmoid()
+        return net.conv(x)
+
+    net = Net(run, stem=nn.Conv2d(3, 8, 1), bn=nn.BatchNorm2d(8), conv=nn.Conv2d(8, 8, 1))
+    wide, narrow = torch.randn(2, 3, 20, 20), torch.randn(2, 3, 8, 8)
+    before = [net.eval()(x) for x in (wide, narrow)]
+    sc.convert(net, wide)
+    assert selective(net) == {"conv"}
+    for x, y in zip((wide, narrow), before, strict=True):
+        torch.testing.assert_close(net(x), y)
+    # The mean is that of what was seen, not of the way that the example took.
+    net.train()(narrow)
+    seen = net.bn(net.stem(narrow)).relu().mean((0, 2, 3))
+    torch.testing.assert_close(net.conv.input_mean(), seen, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("realloc", "may"),
     [("all", (True, True)), ("pointwise", (False, True)), ("none", (False, False))],
@@ -92,6 +112,12 @@ def test_untraceable_model_is_converted_and_observed():
 def test_realloc_chooses_the_convs_that_may_reallocate(realloc, may):
     model = sc.convert(small_net(), realloc=realloc)
     assert (model.spatial.shift is not None, model.pointwise.shift is not None) == may
+
+
+def test_where_must_take_a_name_and_a_conv():
+    match = r"`where` must take a name and a conv, got .*: too many positional arguments"
+    assert_refused(small_net(), TypeError, match, where=lambda: True)
+    assert_refused(small_net(), TypeError, "`where` must take .*", where=nn.Conv2d(8, 8, 1))
 
 
 def test_where_chooses_among_the_eligible():

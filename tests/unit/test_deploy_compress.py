@@ -234,6 +234,15 @@ GRAPHS = {
         {"grouped": select(8, 8, 3, groups=2)},
     ),
     "scaled": (scaled, {"c": select(), "prelu": nn.PReLU(8)}),
+    "type of a weight": (lambda net, x: net.b(net.a(x).relu().to(net.b.weight.dtype)), {}),
+    "sizes of a weight": (
+        lambda net, x: net.b(net.c(net.a(x)).relu()) * net.c.weight.shape[0],
+        {"c": select()},
+    ),
+    "values of a weight": (
+        lambda net, x: net.b(net.c(net.a(x)).relu()) * net.c.weight.mean(),
+        {"c": nn.Conv2d(8, 8, 1)},
+    ),
 }
 
 
@@ -358,6 +367,34 @@ def test_a_functional_norm_that_is_called_twice_stays_one():
     assert sum(isinstance(module, nn.BatchNorm2d) for module in small.modules()) == 1
 
 
+def test_filters_of_a_functional_conv_are_removed():
+    class Same(nn.Conv2d):  # as in timm's Conv2dSame
+        def forward(self, x):
+            x = F.pad(x, (0, 1, 1, 0))
+            return F.conv2d(x, self.weight, self.bias, self.stride, (0, 0), groups=self.groups)
+
+    model = nn.Sequential(Same(3, 8, 2), nn.ReLU(), Same(8, 8, 2), nn.ReLU(), select())
+    model[4].close([0, 1, 5])
+    small = assert_compresses_the_same(model.eval(), torch.randn(2, 3, 6, 6))
+    shapes = [tuple(conv.weight.shape) for conv in small.modules() if isinstance(conv, nn.Conv2d)]
+    assert shapes == [(8, 3, 2, 2), (5, 8, 2, 2), (8, 5, 1, 1)]
+
+
+def test_a_functional_conv_that_is_called_twice_stays_one():
+    def run(net, x):
+        for _ in range(2):
+            x = F.conv2d(x, net.c.weight, net.c.bias, padding=1).relu()
+        return net.b(x) * F.conv2d(x, net.scale)
+
+    net = Net(run, b=select(3), c=nn.Conv2d(3, 3, 3))
+    net.register_buffer("scale", torch.ones(1, 3, 1, 1))  # no parameter: it stays a function
+    small = assert_compresses_the_same(scramble(net), torch.randn(2, 3, 6, 6))
+    assert [name for name, _ in small.named_parameters() if "conv" in name] == [
+        "_conv_conv2d.weight",
+        "_conv_conv2d.bias",
+    ]
+
+
 def test_the_model_is_left_as_it_is():
     model = scramble(conv_net()).train()
     before, y = snapshot(model), outputs(model)
@@ -439,6 +476,10 @@ def test_refuses_what_tracing_does_not_see():
     net = nn.Sequential(nn.Conv2d(3, 8, 1), select())
     net[0].register_forward_hook(hooked)
     with pytest.raises(sc.CompressionError, match="output 0 of the compressed model differs"):
+        sc.compress(net, torch.randn(1, 3, 4, 4))
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), select())
+    net[0].register_forward_hook(lambda module, inputs, y: torch.cat([y, y], 1))
+    with pytest.raises(sc.CompressionError, match="the compressed model fails with RuntimeError"):
         sc.compress(net, torch.randn(1, 3, 4, 4))
 
 

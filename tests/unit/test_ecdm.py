@@ -111,7 +111,12 @@ class TestExpectedRelu:
             (0.5, torch.ones(1), TypeError, "`beta` must be a tensor, got float"),
             (torch.ones(2), 1.0, TypeError, "`gamma` must be a tensor, got float"),
             (torch.ones(2).long(), torch.ones(2), TypeError, "`beta`.*got torch.int64"),
-            (torch.ones(2), torch.ones(3), ValueError, r"`gamma`.*\(2\), got \(3,\)"),
+            (
+                torch.ones(2),
+                torch.ones(3),
+                ValueError,
+                r"`gamma`.*\(2\) to match `beta`, got \(3,\)",
+            ),
         ],
     )
     def test_refuses(self, function, oracle, beta, gamma, error, message):
@@ -243,9 +248,21 @@ class TestExpectedActivation:
         with pytest.raises(ValueError, match=r"`act` must be elementwise: .* did not keep shape"):
             function(torch.zeros(4), torch.ones(4), act)
 
+    @pytest.mark.parametrize(
+        ("act", "error", "message"),
+        [
+            (3, TypeError, "`act` must be a function, got 3"),
+            (lambda: None, ValueError, "`act` fails on a tensor .* with TypeError: .*positional"),
+            (nn.Conv2d, ValueError, "`act` fails on a tensor .* with TypeError: .*missing"),
+        ],
+    )
+    def test_refuses_what_is_not_an_activation(self, act, error, message):
+        with pytest.raises(error, match=message):
+            expected_activation(torch.zeros(4), torch.ones(4), act)
+
     @pytest.mark.parametrize("act", [None, F.relu, F.relu6])
     def test_refuses_what_is_not_a_pair_of_moments(self, act):
-        with pytest.raises(ValueError, match=r"`gamma`.*\(2\), got \(3,\)"):
+        with pytest.raises(ValueError, match=r"`gamma`.*\(2\) to match `beta`, got \(3,\)"):
             expected_activation(torch.zeros(2), torch.ones(3), act)
         with pytest.raises(TypeError, match=r"`beta` must be a tensor, got float"):
             expected_square_activation(0.0, torch.ones(3), act)
@@ -337,7 +354,11 @@ class TestEcdm:
             ({"weight": [1.0]}, TypeError, "`weight` must be a tensor, got list"),
             ({"weight": torch.ones(4)}, ValueError, r"`weight` must be \(O, .*got \(4,\)"),
             ({"weight": torch.ones(4, 3, 1).int()}, TypeError, "`weight`.*got torch.int32"),
-            ({"mean": torch.ones(3)}, ValueError, r"`mean`.*\(6\), got \(3,\)"),
+            (
+                {"mean": torch.ones(3)},
+                ValueError,
+                r"`mean`.*\(6\) to match `weight` and `groups`, got \(3,\)",
+            ),
             ({"mean": torch.ones(6).long()}, TypeError, "`mean`.*got torch.int64"),
             ({"mean": 1.0}, TypeError, "`mean` must be a tensor, got float"),
             ({"groups": 3}, ValueError, "`groups`=3 must divide the 4 outputs"),
@@ -353,7 +374,7 @@ class TestEcdm:
             rms_damage(var=torch.ones(6), **arguments)
 
     def test_rms_refuses_a_wrong_variance(self):
-        with pytest.raises(ValueError, match=r"`var`.*\(3\), got \(2,\)"):
+        with pytest.raises(ValueError, match=r"`var`.*\(3\) to match `weight`.*, got \(2,\)"):
             rms_damage(torch.ones(1, 3, 1), torch.ones(3), torch.ones(2))
 
 

@@ -338,3 +338,5 @@ def test_a_mean_source_must_fit_the_layer(source, error, message):
         layer.mean_source = source
     assert layer.mean_source is kept
     assert set(layer.state_dict()) >= OBSERVED
+    with pytest.raises(error, match=message.replace("mean_source", "mean")):
+        sc.SelectConv2d.from_conv(nn.Conv2d(3, 4, 1), mean=source)

@@ -666,6 +666,12 @@ def test_list_of_models():
         ({"name": "resnet164", "blocks": (1, 0)}, ValueError, "`blocks` must be at least 1, got 0"),
         ({"name": "resnet164", "cardinality": 2}, TypeError, "no argument 'cardinality'"),
         ({"name": "resnext29", "cardinality": 0}, ValueError, "`cardinality` must be at least 1"),
+        ({"selective": "yes"}, TypeError, "`selective` must be True or False, got 'yes'"),
+        (
+            {"num_classes": 10**12, "growth_rate": 4},
+            ValueError,
+            "not fit .*=10{12},.*growth_rate=4",
+        ),
     ],
     ids=str,
 )

@@ -42,7 +42,7 @@ class Copies:
         self.layers = selective_layers(model)
         if optimizer is not None:
             check_owns(optimizer, self.layers)
-        if isinstance(followers, nn.Module) or not isinstance(followers, Iterable):
+        if isinstance(followers, nn.Module | Tensor) or not isinstance(followers, Iterable):
             raise TypeError(
                 "`followers` must be a list of models, such as [ema]; "
                 f"got {type(followers).__name__}."

@@ -10,6 +10,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from selectconv.allocate.report import AllocationReport
 from selectconv.core.plan import AllocationPlan
 from selectconv.errors import AllocationError
@@ -33,7 +35,7 @@ def read_log(log: Log, *, epochs: int | None = None) -> list[AllocationReport]:
     if isinstance(log, str | PathLike):
         where = f"{log}, line"
         rows = enumerate(read_json_lines(Path(log), error=AllocationError), start=1)
-    elif isinstance(log, Mapping) or not isinstance(log, Iterable):
+    elif isinstance(log, Mapping | Tensor) or not isinstance(log, Iterable):
         raise AllocationError(
             f"`log` must be the path of a jsonl file or its rows, got {type(log).__name__}."
         )

@@ -5,6 +5,7 @@ line that says what is wrong and what is accepted. A verb is imported when it is
 """
 
 import difflib
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,9 @@ VERBS = {
     ),
 }
 
+# What the system says of names that no file can have.
+_BAD_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
@@ -56,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("SELECTCONV_DEBUG"):
             raise
+        if isinstance(error, OSError) and error.errno in _BAD_NAMES:
+            return complain(2, f"{error.filename} cannot be a file or folder: {error.strerror}.")
         text = f"{type(error).__name__}: {error}"
         return complain(1, f"{text} (SELECTCONV_DEBUG=1 shows where)")
 

@@ -1,5 +1,6 @@
 """Any CNN in, selective layers swapped in place."""
 
+import inspect
 import logging
 import warnings
 from collections.abc import Callable
@@ -85,7 +86,7 @@ def convert(
     check_count("min_channels", min_channels, 1)
     check_choice("realloc", realloc, REALLOCS)
     if where is not None:
-        check_callable("where", where)
+        _check_where(where)
     with torch.random.fork_rng(_cuda_devices(root)):  # a forward may draw
         run = None if example_input is None else _watch(root, example_input)
         graph = trace(root, None if run is None else run.calls)
@@ -142,6 +143,17 @@ def _choose(
         else:
             refused[name] = reason
     return chosen, refused
+
+
+def _check_where(where: Callable[[str, nn.Module], bool]) -> None:
+    check_callable("where", where)
+    try:
+        call = where.forward if isinstance(where, nn.Module) else where
+        inspect.signature(call).bind("name", None)
+    except TypeError as error:
+        raise TypeError(f"`where` must take a name and a conv, got {where!r}: {error}.") from error
+    except ValueError:  # a builtin does not say what it takes
+        return
 
 
 @dataclass(frozen=True)

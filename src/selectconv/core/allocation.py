@@ -83,10 +83,10 @@ def realloc_scores(
     """
     check_tensor("necdm", necdm, (None, None))
     slots = necdm.shape[0]
-    check_tensor("index", index, (slots,), torch.int64)
+    check_tensor("index", index, (slots,), torch.int64, match="necdm")
     check_choice("norm", norm, NORMS)
     is_open = torch.ones_like(index, dtype=torch.bool) if gate is None else gate
-    check_tensor("gate", is_open, (slots,), torch.bool)
+    check_tensor("gate", is_open, (slots,), torch.bool, match="necdm")
     # torch.linalg.vector_norm is several times slower on rows.
     scores = necdm.square().sum(dim=1).sqrt() if norm == "l2" else necdm.abs().amax(dim=1)
     scores = scores.masked_fill(~is_open, 0.0)

@@ -5,12 +5,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selectconv.checks import check_choice
+from selectconv.checks import check_choice, check_flag
 from selectconv.core.ecdm import ecdm, normalize_ecdm, rms_damage
 from selectconv.core.mean_source import MeanSource, ObservedMean
 from selectconv.errors import AllocationError, MeanSourceError
 
 DAMAGES = ("auto", "mean", "rms")
+
+
+def check_mean_source(name: str, source: MeanSource | None, inputs: int) -> None:
+    """Check that a layer with so many inputs can read E[X] from `source`."""
+    if source is None:
+        return
+    if not isinstance(source, MeanSource):
+        raise TypeError(
+            f"`{name}` must be a BatchNormMean, an ObservedMean or None, got {source!r}."
+        )
+    if source.num_channels not in (None, inputs):
+        raise ValueError(
+            f"`{name}` describes {source.num_channels} channels, the layer has {inputs} inputs."
+        )
 
 
 class DamageConvNd(nn.modules.conv._ConvNd):
@@ -35,15 +49,7 @@ class DamageConvNd(nn.modules.conv._ConvNd):
 
     @mean_source.setter
     def mean_source(self, source: MeanSource | None) -> None:
-        if source is not None and not isinstance(source, MeanSource):
-            raise TypeError(
-                f"`mean_source` must be a BatchNormMean, an ObservedMean or None, got {source!r}."
-            )
-        if isinstance(source, MeanSource) and source.num_channels not in (None, self.in_channels):
-            raise ValueError(
-                f"`mean_source` describes {source.num_channels} channels, "
-                f"the layer has {self.in_channels} inputs."
-            )
+        check_mean_source("mean_source", source, self.in_channels)
         for name in ("observed_mean", "observed_var", "observed_batches"):
             self._buffers.pop(name, None)
         if isinstance(source, ObservedMean):
@@ -90,6 +96,7 @@ class DamageConvNd(nn.modules.conv._ConvNd):
             MeanSourceError: there is no `mean_source`, or it has seen nothing yet.
             ValueError: an unknown `damage`.
         """
+        check_flag("normalized", normalized)
         check_choice("damage", damage, DAMAGES)
         with torch.no_grad():
             # Closed slots have moments 0, and so rows of zeros.

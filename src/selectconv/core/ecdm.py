@@ -101,7 +101,7 @@ def _check_weight(weight: Tensor, groups: int, **moments: Tensor) -> None:
             f"`groups`={groups} must divide the {weight.shape[0]} outputs of `weight`."
         )
     for name, moment in moments.items():
-        check_tensor(name, moment, (weight.shape[1] * groups,))
+        check_tensor(name, moment, (weight.shape[1] * groups,), match="weight` and `groups")
 
 
 def _kernels(weight: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from selectconv.checks import check_tensor
 from selectconv.core import kernels
+from selectconv.core.damage import check_mean_source
 from selectconv.core.mean_source import MeanSource, ObservedMean
 from selectconv.core.shift import can_read, reroute
 from selectconv.core.slots import SlottedConvNd
@@ -87,6 +88,7 @@ class SelectConvNd(SlottedConvNd):
 
         Raises:
             TypeError: `conv` is of another type; subclasses may compute something else.
+            TypeError, ValueError: a `mean` that is none, or of another number of channels.
 
         Example:
             >>> import torch
@@ -101,6 +103,7 @@ class SelectConvNd(SlottedConvNd):
             raise TypeError("`conv` must own its weight, got one whose weight a hook recomputes.")
         if "forward" in vars(conv):
             raise TypeError("`conv` must compute as its type does, got one with a patched forward.")
+        check_mean_source("mean", mean, conv.in_channels)
         layer = cls.__new__(cls)
         # The dicts of hooks are shared, so that the handles that users hold still remove them.
         layer.__dict__.update(conv.__dict__)

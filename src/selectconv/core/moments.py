@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from selectconv.checks import check_tensor
+from selectconv.checks import check_callable, check_tensor
 
 Activation = Callable[[Tensor], Tensor] | nn.Module
 
@@ -127,7 +127,7 @@ def is_relu(act: Activation | None) -> bool:
 
 def _normal(beta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
     check_tensor("beta", beta, (None,) * getattr(beta, "ndim", 0))
-    check_tensor("gamma", gamma, tuple(beta.shape))
+    check_tensor("gamma", gamma, tuple(beta.shape), match="beta")
     dtype = torch.promote_types(beta.dtype, gamma.dtype)
     # A handful of numbers a layer: float64 costs nothing, where the device has it (MPS does not).
     exact = torch.float32 if beta.device.type == "mps" else torch.float64
@@ -158,6 +158,7 @@ def _integrate(beta: Tensor, gamma: Tensor, act: Activation, power: int) -> Tens
     """
     beta, gamma, dtype = _normal(beta, gamma)
     check_tensor("beta", beta, (None,))
+    check_callable("act", act)
     tolerance = _TOLERANCE * (1 + gamma.abs()) ** power
     steps = _FEWEST_STEPS
     while True:
@@ -185,7 +186,13 @@ def _trapezoid(
     rows = max(2, _CHUNK // max(1, len(beta)) // 2 * 2)
     for start in range(0, steps, rows):  # neighbouring parts share a node
         points = beta + gamma * z[start : start + rows + 1, None]
-        value = act(points.to(seen))  # `points` is ours: activations may work in place
+        try:
+            value = act(points.to(seen))  # `points` is ours: activations may work in place
+        except Exception as error:
+            raise ValueError(
+                f"`act` fails on a tensor of shape {tuple(points.shape)} with "
+                f"{type(error).__name__}: {error}"
+            ) from error
         if not isinstance(value, Tensor) or value.shape != points.shape:
             raise ValueError(
                 f"`act` must be elementwise: {act!r} did not keep shape {tuple(points.shape)}."

@@ -35,7 +35,7 @@ def shift2d(x: Tensor, b: Tensor) -> Tensor:
                   [2.5000, 1.5000]]]])
     """
     check_tensor("x", x, (None, None, None, None))
-    check_tensor("b", b, (x.shape[1], 2))
+    check_tensor("b", b, (x.shape[1], 2), match="x")
     return shift_channels(x, b)
 
 
@@ -72,12 +72,12 @@ def select_channels(
         raise ValueError(f"`x` must be (N, C) and one to three spatial axes, got {tuple(x.shape)}.")
     check_tensor("index", index, (None,), torch.int64)
     slots = len(index)
-    check_tensor("gate", gate, (slots,), torch.bool)
+    check_tensor("gate", gate, (slots,), torch.bool, match="index")
     if (shift is None) != (shifted is None):
         raise ValueError("`shift` and `shifted` go together: pass both, or None for both.")
     if shift is not None and shifted is not None:
-        check_tensor("shift", shift, (slots, x.ndim - 2))
-        check_tensor("shifted", shifted, (slots,), torch.bool)
+        check_tensor("shift", shift, (slots, x.ndim - 2), match="index` and `x")
+        check_tensor("shifted", shifted, (slots,), torch.bool, match="index")
     if slots and can_read(index):
         low, high = (int(bound) for bound in torch.aminmax(index))
         if low < 0 or high >= x.shape[1]:

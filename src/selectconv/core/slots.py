@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from selectconv.checks import check_choice, check_fraction
+from selectconv.checks import check_choice, check_flag, check_fraction
 from selectconv.core.allocation import ReallocRule, choose_dealloc, choose_sources, realloc_scores
 from selectconv.core.damage import DAMAGES, DamageConvNd, slots_of
 from selectconv.core.ecdm import normalize_ecdm
@@ -38,6 +38,7 @@ class SlottedConvNd(DamageConvNd):
     statistics: GradientStatistics | None = None
 
     def _start_allocation(self, reallocate: bool) -> None:
+        check_flag("reallocate", reallocate)
         slots, device = self.in_channels, self.weight.device
         self.register_buffer("gate", torch.ones(slots, dtype=torch.bool, device=device))
         self.register_buffer("index", torch.arange(slots, device=device))

@@ -11,13 +11,22 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from selectconv.checks import check_count
 from selectconv.core.models import unwrap
-from selectconv.deploy.layout import Channels, Layout, channel_axis, is_channel_operand, plan_layout
+from selectconv.deploy.layout import (
+    Channels,
+    Layout,
+    channel_axis,
+    is_channel_operand,
+    is_in_module,
+    is_read_for_type,
+    plan_layout,
+)
 from selectconv.deploy.parts import Part, conv_weight, stencil_weight
 from selectconv.errors import CompressionError
 from selectconv.trace.dataflow import Dataflow, Operation, trace_dataflow
 from selectconv.trace.example import as_arguments, evaluating
 from selectconv.trace.kinds import Kind
 from selectconv.trace.operations import argument
+from selectconv.trace.tracer import first_line
 
 RTOL = 1e-4
 
@@ -83,11 +92,15 @@ class _Builder:
         self.made: dict[str, Any] = {}  # modules and tensors by name
         self.new: dict[fx.Node, fx.Node] = {}
         self.gathers: dict[tuple[fx.Node, bytes], fx.Node] = {}
+        self.borrowed: list[str] = []  # tensors of modules that are read by themselves, too
 
     def build(self) -> fx.GraphModule:
         for node, op in self.flow.operations.items():
             if node in self.layout.kept and op.kind is not Kind.TENSOR:
                 self.new[node] = self._write(op)
+        for name in self.borrowed:
+            owner, _, attribute = name.rpartition(".")
+            self.made[name] = getattr(self.made[owner], attribute)
         return fx.GraphModule(self.made, self.graph, class_name="Compressed").eval()
 
     def _write(self, op: Operation) -> fx.Node:
@@ -122,6 +135,11 @@ class _Builder:
 
     def _tensor(self, other: fx.Node, axis: int | None, wanted: Channels | None) -> fx.Node:
         name, value = str(other.target), self.flow.tensor(other)
+        if is_in_module(self.flow, self.layout, other):
+            if is_read_for_type(other):
+                self.borrowed.append(name)
+                return self.graph.get_attr(name)
+            name = name.replace(".", "_")  # the module has a narrower one of its own
         if axis is not None and wanted is not None and len(wanted) < value.shape[axis]:
             index = torch.from_numpy(wanted).to(value.device)
             name, part = f"{name}_{len(self.made)}", value.detach().index_select(axis, index)
@@ -263,7 +281,14 @@ def _compare(model: nn.Module, small: nn.Module, example_input: Any) -> None:
     """Check on the example that the outputs agree."""
     args, kwargs = as_arguments(example_input)
     with torch.no_grad(), evaluating(model):
-        want, got = model(*args, **kwargs), small(*args, **kwargs)
+        want = model(*args, **kwargs)
+        try:
+            got = small(*args, **kwargs)
+        except Exception as error:
+            raise CompressionError(
+                f"the compressed model fails with {first_line(error)}; a hook is not seen by "
+                "tracing. The masked model still works."
+            ) from error
     wants, gots = (
         [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
         for value in (want, got)

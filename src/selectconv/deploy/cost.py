@@ -12,7 +12,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from selectconv.checks import check_count
 from selectconv.core.layer import SelectConvNd
-from selectconv.deploy.layout import Layout, channel_axis, plan_layout
+from selectconv.deploy.layout import (
+    Layout,
+    channel_axis,
+    is_in_module,
+    is_read_for_type,
+    plan_layout,
+)
 from selectconv.trace.dataflow import Dataflow, Operation, trace_dataflow
 from selectconv.trace.kinds import Kind
 from selectconv.trace.operations import Family, argument, find_row
@@ -146,6 +152,8 @@ def _params(flow: Dataflow, op: Operation, layout: Layout) -> dict[object, int]:
     for other in op.node.all_input_nodes:
         tensor = flow.operations[other]
         if tensor.kind is Kind.TENSOR and isinstance(flow.tensor(other), nn.Parameter):
+            if is_read_for_type(other) and is_in_module(flow, layout, other):
+                continue  # it is counted there
             size = math.prod(tensor.shape)
             axis = channel_axis(flow, op, other) if op.kind is Kind.CHANNELWISE else None
             params[other, None if axis is None else kept] = (

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.overrides import resolve_name
 
 from selectconv.errors import CompressionError
 from selectconv.trace.operations import ATTRIBUTES, TABLE, Family, functions_of
@@ -37,7 +38,8 @@ def describe_graph(module: fx.GraphModule) -> dict[str, Any]:
             modules[target] = _describe_module(target, module.get_submodule(target))
         elif node.op == "call_function":
             if node.target not in _NAMES:
-                raise CompressionError(_unknown(f"function {node.target!r}"))
+                name = resolve_name(node.target) or getattr(node.target, "__name__", node.target)
+                raise CompressionError(_unknown(f"function `{name}`"))
             target = _NAMES[node.target]
         elif node.op == "call_method" and target not in _METHODS:
             raise CompressionError(_unknown(f"method {target!r}"))

@@ -163,6 +163,22 @@ def channel_axis(flow: Dataflow, op: Operation, other: fx.Node) -> int | None:
     return axis if axis >= 0 and shape[axis] == op.shape[1] > 1 else None
 
 
+def is_in_module(flow: Dataflow, layout: Layout, tensor: fx.Node) -> bool:
+    """Return whether a tensor that is read by itself belongs to a module that is kept."""
+    owner = str(tensor.target).rpartition(".")[0]
+    return any(
+        node.op == "call_module" and node.target == owner and node in layout.kept
+        for node in flow.operations
+    )
+
+
+def is_read_for_type(tensor: fx.Node) -> bool:
+    """Return whether nothing but the type of a tensor is read."""
+    return all(
+        user.target is getattr and user.args[1] in ("dtype", "device") for user in tensor.users
+    )
+
+
 def _find_needed(flow: Dataflow, shared: set[fx.Node], round_to: int | None) -> dict[fx.Node, Mask]:
     """Go back from the output: which channels of each value somebody needs.
 

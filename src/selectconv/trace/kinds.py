@@ -57,7 +57,9 @@ def classify(node: fx.Node, module: nn.Module | None) -> Kind:
     before = shape_of(argument(node))
     if family is Family.CONV:
         assert isinstance(module, nn.modules.conv._ConvNd)
-        return Kind.CONV if len(before) == len(module.kernel_size) + 2 else Kind.OTHER
+        is_plain = len(before) == len(module.kernel_size) + 2
+        # A hook may return something else.
+        return Kind.CONV if is_plain and shape_of(node)[1] == module.out_channels else Kind.OTHER
     if family is Family.LINEAR:
         return Kind.LINEAR if len(before) == 2 else Kind.OTHER
     if family is Family.NORM:

@@ -14,6 +14,8 @@ from selectconv.trace.operations import IN_PLACE_OPERATORS, Family, argument, fa
 from selectconv.trace.tracer import module_of
 
 _NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
+_CONVS: dict[Any, Any] = {F.conv1d: nn.Conv1d, F.conv2d: nn.Conv2d, F.conv3d: nn.Conv3d}
+_CONV_SETTINGS = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
 # These may give a second name to the memory of their input.
 _SECOND_NAMES = {Family.VIEW, Family.CAST, Family.CONTIGUOUS}
 _DROPOUTS = {Family.DROPOUT, Family.ALPHA_DROPOUT}
@@ -26,7 +28,7 @@ def purify(module: fx.GraphModule, source: nn.Module) -> None:
         module: is changed; torch.fx's ShapeProp has run on it.
         source: the model that was traced.
     """
-    norms: dict[Any, str] = {}
+    made: dict[Any, str] = {}
     for node in list(module.graph.nodes):
         if _is_inert(module, node):
             node.replace_all_uses_with(argument(node))
@@ -34,7 +36,9 @@ def purify(module: fx.GraphModule, source: nn.Module) -> None:
         elif node.op == "call_function" and node.target is torch._assert:
             module.graph.erase_node(node)
         elif node.op == "call_function" and node.target is F.batch_norm:
-            _make_norm_module(module, node, source, norms)
+            _make_norm_module(module, node, source, made)
+        elif node.op == "call_function" and node.target in _CONVS:
+            _make_conv_module(module, node, made)
     _drop_writes(module)
     for node in module.graph.nodes:
         if family_of(node, None) is Family.COPY:  # nobody writes any more
@@ -73,8 +77,40 @@ def _make_norm_module(
     seen = getattr(owner, "num_batches_tracked", None)
     norm.num_batches_tracked = torch.zeros_like(mean[0], dtype=torch.long) if seen is None else seen
     key = (kind, eps, momentum, *(arg.target for arg in tensors))
-    name = made.setdefault(key, f"_norm_{node.name}")  # one that is called twice stays one
-    root.add_module(name, norm.eval())
+    _call_module(root, node, norm, made.setdefault(key, f"_norm_{node.name}"))
+
+
+def _make_conv_module(root: fx.GraphModule, node: fx.Node, made: dict[Any, str]) -> None:
+    """Let a module do what a functional conv does, so that its filters can be removed."""
+    settings = {
+        name: argument(node, place, name, default)
+        for place, (name, default) in enumerate(_CONV_SETTINGS.items(), 3)
+    }
+    tensors = [argument(node, 1, "weight"), argument(node, 2, "bias")]
+    read = [arg for arg in tensors if isinstance(arg, fx.Node)]
+    if node.all_input_nodes != [argument(node), *read]:  # a setting is asked for as it runs
+        return
+    if not all(arg.op == "get_attr" for arg in read):
+        return
+    weight, *bias = (operator.attrgetter(str(arg.target))(root) for arg in read)
+    if not all(isinstance(value, nn.Parameter) for value in (weight, *bias)):
+        return
+    out_channels, inputs, *kernel_size = weight.shape
+    in_channels = inputs * settings["groups"]
+    with torch.device("meta"):
+        conv = _CONVS[node.target](
+            in_channels, out_channels, tuple(kernel_size), bias=bool(bias), **settings
+        )
+    conv.weight = weight
+    if bias:
+        conv.bias = bias[0]
+    key = (node.target, str(settings), *(arg.target for arg in read))
+    _call_module(root, node, conv, made.setdefault(key, f"_conv_{node.name}"))
+
+
+def _call_module(root: fx.GraphModule, node: fx.Node, module: nn.Module, name: str) -> None:
+    """Let a node call a module; one that is called twice has one name."""
+    root.add_module(name, module.eval())
     node.op, node.target = "call_module", name
     node.args, node.kwargs = (argument(node),), {}
 

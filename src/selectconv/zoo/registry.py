@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from selectconv.checks import check_choice, check_count
+from selectconv.checks import check_choice, check_count, check_flag
 
 Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 
@@ -114,7 +114,7 @@ def create_model(
         check_choice("stem", stem, STEMS)
     check_choice("realloc", realloc, REALLOCS)
     check_choice("placement", placement, PLACEMENTS)
-    selection = Selection(realloc, placement) if selective else None
+    selection = Selection(realloc, placement) if check_flag("selective", selective) else None
     options = ModelOptions(num_classes, in_channels, stem, selection)
     _, *accepted = inspect.signature(builder).parameters
     for key in kw:
@@ -123,4 +123,13 @@ def create_model(
                 f"`{name}` has no argument {key!r}; besides the common ones it takes "
                 f"{', '.join(accepted)}."
             )
-    return builder(options, **kw)
+    try:
+        return builder(options, **kw)
+    except RuntimeError as error:
+        if "allocate memory" not in str(error):
+            raise
+        sizes = ", ".join(f"{key}={value!r}" for key, value in kw.items())
+        raise ValueError(
+            f"`{name}` does not fit in memory with num_classes={num_classes}, "
+            f"in_channels={in_channels}{sizes and ', '}{sizes}."
+        ) from error

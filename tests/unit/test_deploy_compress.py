@@ -75,9 +75,9 @@ def test_shifts_out_of_the_frame_read_zeros():
     with torch.no_grad():
         layer.shift.copy_(torch.tensor([[0.0, 40.5], [4.5, 0.0], [-5.0, 1.0], [1e6, 0.0]]))
     layer.shifted.fill_(True)
-    small = assert_compresses_the_same(model.eval(), torch.randn(2, 3, 5, 5), round_to=1)
-    assert small.get_submodule("1").in_channels == 1  # only the second slot reads anything
     small = assert_compresses_the_same(model.eval(), torch.randn(2, 3, 5, 5))
+    assert small.get_submodule("1").in_channels == 1  # only the second slot reads anything
+    small = assert_compresses_the_same(model.eval(), torch.randn(2, 3, 5, 5), round_to=8)
     assert small.get_submodule("1").in_channels == 8  # a whole block
 
 

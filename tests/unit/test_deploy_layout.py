@@ -98,7 +98,7 @@ def test_rounded_up_as_far_as_there_are_channels(round_to, filters):
 
 @pytest.mark.parametrize(
     ("width", "round_to", "channels"),
-    [(16, None, 8), (12, None, 5), (16, 1, 5), (12, 4, 8), (12, 16, 12)],
+    [(96, None, 8), (100, None, 5), (64, None, 5), (96, 1, 5), (12, 4, 8), (12, 16, 12)],
 )
 def test_depthwise_convs_keep_whole_blocks_of_channels(width, round_to, channels):
     net = nn.Sequential(
@@ -111,16 +111,18 @@ def test_depthwise_convs_keep_whole_blocks_of_channels(width, round_to, channels
     assert set(found["_1"]) >= set(range(width - 5, width))
 
 
-@pytest.mark.parametrize(("round_to", "channels"), [(None, 8), (1, 6), (4, 8)])
-def test_convs_that_join_shifted_channels_read_whole_blocks(round_to, channels):
-    layer = select(12, 4, range(6))
+@pytest.mark.parametrize(
+    ("width", "round_to", "channels"), [(96, None, 8), (64, None, 6), (96, 1, 6), (12, 4, 8)]
+)
+def test_convs_that_join_shifted_channels_read_whole_blocks(width, round_to, channels):
+    layer = select(width, 4, range(width - 6))
     with torch.no_grad():
-        layer.shift[7] = 0.5
-    layer.shifted[7] = True
-    found = kept(nn.Sequential(nn.Conv2d(3, 12, 1), layer), round_to)
+        layer.shift[width - 5] = 0.5
+    layer.shifted[width - 5] = True
+    found = kept(nn.Sequential(nn.Conv2d(3, width, 1), layer), round_to)
     assert len(found["_0"]) == channels
-    layer.shifted[7] = False
-    assert len(kept(nn.Sequential(nn.Conv2d(3, 12, 1), layer), None)["_0"]) == 6
+    layer.shifted[width - 5] = False
+    assert len(kept(nn.Sequential(nn.Conv2d(3, width, 1), layer), None)["_0"]) == 6
 
 
 def test_parts_and_pieces_of_a_layout():

@@ -104,7 +104,7 @@ def test_has_shifts():
 def test_a_stencil_is_the_bilinear_shift():
     # Slot 0 is shifted out of the frame: what fills up the block must not look at it.
     conv = layer(kernel=3, shifts={0: (40.0, 0.0), 1: (0.25, -1.0)})
-    _, part = plan_parts(conv, ALL(6), ALL(4), (8, 8))
+    _, part = plan_parts(conv, ALL(6), ALL(4), (8, 8), block=8)
     want = torch.zeros(8, 1, 3, 3)
     want[0, 0, 1, 0], want[0, 0, 2, 0] = 0.75, 0.25  # output at p reads the input at p + b
     torch.testing.assert_close(stencil_weight(part), want)

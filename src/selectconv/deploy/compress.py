@@ -55,7 +55,8 @@ def compress(
             example; a warning says so.
         round_to: round numbers of channels up to multiples of it, as far as there are channels;
             grouped convs that are not depthwise are left out. None: only those of depthwise convs
-            and of shifted slots are rounded, to multiples of 8; 1: nothing is.
+            and of shifted slots, of 96 channels or more, are rounded, to multiples of 8; 1:
+            nothing is.
 
     Raises:
         CompressionError: the model depends on values, cannot be traced, fails on the example, or

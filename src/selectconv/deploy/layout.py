@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.nn.modules.conv import _ConvNd
 
 from selectconv.core.layer import SelectConvNd
-from selectconv.deploy.parts import BLOCK, MACS_PER_PASS, Part, has_shifts, narrow, plan_parts
+from selectconv.deploy.parts import MACS_PER_PASS, Part, block_of, has_shifts, narrow, plan_parts
 from selectconv.trace.dataflow import Dataflow, Operation
 from selectconv.trace.kinds import Kind
 from selectconv.trace.operations import argument
@@ -56,7 +56,7 @@ class _Planner:
     def __init__(self, flow: Dataflow, round_to: int | None) -> None:
         self.flow = flow
         self.shared = _find_shared(flow)
-        self.block = round_to or BLOCK
+        self.asked_round_to = round_to
         self.needed = needed = _find_needed(flow, self.shared, round_to)
         self.round_to = round_to or 1
         self.layout = Layout()
@@ -90,7 +90,8 @@ class _Planner:
         # A conv that is called twice must read the same number of channels each time.
         round_to = None if op.node in self.shared else self.round_to
         available = self.layout.kept[before]
-        return plan_parts(op.module, filters, available, spatial, round_to, self.block)
+        block = block_of(op.module.in_channels, self.asked_round_to)
+        return plan_parts(op.module, filters, available, spatial, round_to, block)
 
     def _keep_channels(self, op: Operation, need: Mask) -> Channels:
         """Choose the channels of something that works channel by channel."""
@@ -183,10 +184,9 @@ def _find_needed(flow: Dataflow, shared: set[fx.Node], round_to: int | None) -> 
     """Go back from the output: which channels of each value somebody needs.
 
     Depthwise convs, and convs that join shifted channels to the others, are slow unless they read
-    a multiple of `BLOCK` channels: some that nobody needs are kept for them. A depthwise conv that
-    had no such number before loses all that it can.
+    whole blocks of channels: some that nobody needs are kept for them. A depthwise conv that had
+    no such number before loses all that it can.
     """
-    block = round_to or BLOCK
     needed: dict[fx.Node, Mask] = {}
     for node, op in reversed(flow.operations.items()):
         if op.kind is Kind.OUTPUT:
@@ -199,15 +199,16 @@ def _find_needed(flow: Dataflow, shared: set[fx.Node], round_to: int | None) -> 
             needed[node][:] = True
         if not needed[node].any():  # only its shape is read
             needed[node][:1] = True
-        if _is_depthwise(op.module) and (round_to or len(needed[node]) % block == 0):
-            _round_up(needed[node], block)
+        channels = len(needed[node])
+        if _is_depthwise(op.module) and (round_to or channels % block_of(channels, None) == 0):
+            _round_up(needed[node], block_of(channels, round_to))
         for other, mask in reads(flow, op, needed[node]):
             if other in needed:
                 needed[other] |= mask
             else:
                 needed[other] = mask.copy()
-            if has_shifts(op.module):
-                _round_up(needed[other], block)
+            if isinstance(op.module, _ConvNd) and has_shifts(op.module):
+                _round_up(needed[other], block_of(op.module.in_channels, round_to))
     return needed
 
 

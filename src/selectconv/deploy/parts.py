@@ -24,7 +24,8 @@ Channels = npt.NDArray[np.int64]
 MACS_PER_PASS = 12.0
 # ONNX Runtime has fast kernels for blocks of 8 channels (16 with AVX-512): a depthwise conv of
 # another number of channels takes several times as long; see benchmarks/shifted_convs.py.
-BLOCK = 8
+_BLOCK = 8
+_FEW = 96  # channels; in a conv of fewer, whole blocks would make budgets coarse
 _NONE = -1  # in place of a channel, where a group reads fewer than another
 
 
@@ -77,7 +78,7 @@ def plan_parts(
     available: Channels,
     spatial: Sequence[int],
     round_to: int | None = 1,
-    block: int = BLOCK,
+    block: int = 1,
 ) -> list[Part]:
     """Choose what the plain conv reads that replaces a conv: channels as they are, shifted ones.
 
@@ -110,6 +111,16 @@ def plan_parts(
         return [shifted]
     joined = None if round_to is None else math.lcm(round_to, block)
     return [_as_they_are(conv, by_group, still, available, joined), shifted]
+
+
+def block_of(channels: int, round_to: int | None) -> int:
+    """Return the multiple to which a depthwise conv or one with shifts rounds its channels up.
+
+    Args:
+        channels: that it has before compression.
+        round_to: as for `compress`.
+    """
+    return round_to or (_BLOCK if channels >= _FEW else 1)
 
 
 def has_shifts(conv: object) -> bool:

@@ -67,8 +67,8 @@ def record(path: Path, digests: list[str]) -> None:
 
 def settle(path: Path) -> None:
     """Drop the digests that a file might have had and does not have."""
-    known, found = recorded(path), _digest(path)
-    if found in known:
+    known = recorded(path)
+    if len(known) > 1 and (found := _digest(path)) in known:
         record(path, [found])
 
 

@@ -253,6 +253,7 @@ def _run_epochs(training: Training, folder: RunFolder, display: Display) -> None
             save_weights(folder / LAST, training.model)
             # Last of all: whatever the lines above wrote is written again if this is not reached.
             save_checkpoint(folder / CHECKPOINT, training.state(epoch))
+            folder.settle()
         if writer is not None:
             for name, value in row.items():
                 if value is not None:  # without test images

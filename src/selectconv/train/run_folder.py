@@ -18,6 +18,7 @@ from selectconv.train.digests import (
     DIGESTS,
     append_recorded,
     check_recorded,
+    settle,
     write_recorded,
 )
 from selectconv.train.folder_lock import HOLDER, LOCK
@@ -159,6 +160,11 @@ class RunFolder:
             return []
         rows: list[dict[str, Any]] = read_json_lines(path)
         return rows
+
+    def settle(self) -> None:
+        """Note that the lines so far belong to the checkpoint: none of them may be missing."""
+        for name in (METRICS, ALLOCATION):
+            settle(self / name)
 
     def cut_after(self, epoch: int) -> None:
         """Drop the lines of epochs after the checkpoint's: those epochs will be run again."""

@@ -98,7 +98,7 @@ def test_rounded_up_as_far_as_there_are_channels(round_to, filters):
 
 @pytest.mark.parametrize(
     ("width", "round_to", "channels"),
-    [(96, None, 8), (100, None, 5), (64, None, 5), (96, 1, 5), (12, 4, 8), (12, 16, 12)],
+    [(64, None, 8), (68, None, 5), (32, None, 5), (64, 1, 5), (12, 4, 8), (12, 16, 12)],
 )
 def test_depthwise_convs_keep_whole_blocks_of_channels(width, round_to, channels):
     net = nn.Sequential(
@@ -112,17 +112,18 @@ def test_depthwise_convs_keep_whole_blocks_of_channels(width, round_to, channels
 
 
 @pytest.mark.parametrize(
-    ("width", "round_to", "channels"), [(96, None, 8), (64, None, 6), (96, 1, 6), (12, 4, 8)]
+    ("head", "round_to", "channels"), [(1000, None, 8), (10, None, 6), (1000, 1, 6), (10, 4, 8)]
 )
-def test_convs_that_join_shifted_channels_read_whole_blocks(width, round_to, channels):
-    layer = select(width, 4, range(width - 6))
+def test_convs_that_join_shifted_channels_read_whole_blocks(head, round_to, channels):
+    # Whole blocks add 7 x 4 weights: little beside a head of 4,000, much beside one of 40.
+    layer = select(12, 4, range(6))
     with torch.no_grad():
-        layer.shift[width - 5] = 0.5
-    layer.shifted[width - 5] = True
-    found = kept(nn.Sequential(nn.Conv2d(3, width, 1), layer), round_to)
-    assert len(found["_0"]) == channels
-    layer.shifted[width - 5] = False
-    assert len(kept(nn.Sequential(nn.Conv2d(3, width, 1), layer), None)["_0"]) == 6
+        layer.shift[7] = 0.5
+    layer.shifted[7] = True
+    net = nn.Sequential(nn.Conv2d(3, 12, 1), layer, nn.Conv2d(4, head, 1))
+    assert len(kept(net, round_to)["_0"]) == channels
+    layer.shifted[7] = False
+    assert len(kept(net, None)["_0"]) == 6
 
 
 def test_parts_and_pieces_of_a_layout():

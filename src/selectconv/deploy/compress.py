@@ -55,7 +55,7 @@ def compress(
             example; a warning says so.
         round_to: round numbers of channels up to multiples of it, as far as there are channels;
             grouped convs that are not depthwise are left out. None: only those of depthwise convs
-            and of shifted slots, of 96 channels or more, are rounded, to multiples of 8; 1:
+            and of shifted slots are rounded, to multiples of 8, where that adds little; 1:
             nothing is.
 
     Raises:

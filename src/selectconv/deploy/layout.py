@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.nn.modules.conv import _ConvNd
 
 from selectconv.core.layer import SelectConvNd
-from selectconv.deploy.parts import MACS_PER_PASS, Part, block_of, has_shifts, narrow, plan_parts
+from selectconv.deploy.parts import MACS_PER_PASS, Blocks, Part, has_shifts, narrow, plan_parts
 from selectconv.trace.dataflow import Dataflow, Operation
 from selectconv.trace.kinds import Kind
 from selectconv.trace.operations import argument
@@ -56,8 +56,8 @@ class _Planner:
     def __init__(self, flow: Dataflow, round_to: int | None) -> None:
         self.flow = flow
         self.shared = _find_shared(flow)
-        self.asked_round_to = round_to
-        self.needed = needed = _find_needed(flow, self.shared, round_to)
+        self.blocks = Blocks(round_to, sum(one.numel() for one in flow.root.parameters()))
+        self.needed = needed = _find_needed(flow, self.shared, self.blocks)
         self.round_to = round_to or 1
         self.layout = Layout()
         self.costs = _channel_costs(flow, needed)
@@ -90,7 +90,7 @@ class _Planner:
         # A conv that is called twice must read the same number of channels each time.
         round_to = None if op.node in self.shared else self.round_to
         available = self.layout.kept[before]
-        block = block_of(op.module.in_channels, self.asked_round_to)
+        block = self.blocks.of_shifts(op.module)
         return plan_parts(op.module, filters, available, spatial, round_to, block)
 
     def _keep_channels(self, op: Operation, need: Mask) -> Channels:
@@ -180,12 +180,11 @@ def is_read_for_type(tensor: fx.Node) -> bool:
     )
 
 
-def _find_needed(flow: Dataflow, shared: set[fx.Node], round_to: int | None) -> dict[fx.Node, Mask]:
+def _find_needed(flow: Dataflow, shared: set[fx.Node], blocks: Blocks) -> dict[fx.Node, Mask]:
     """Go back from the output: which channels of each value somebody needs.
 
     Depthwise convs, and convs that join shifted channels to the others, are slow unless they read
-    whole blocks of channels: some that nobody needs are kept for them. A depthwise conv that had
-    no such number before loses all that it can.
+    whole blocks of channels: some that nobody needs are kept for them.
     """
     needed: dict[fx.Node, Mask] = {}
     for node, op in reversed(flow.operations.items()):
@@ -199,16 +198,15 @@ def _find_needed(flow: Dataflow, shared: set[fx.Node], round_to: int | None) -> 
             needed[node][:] = True
         if not needed[node].any():  # only its shape is read
             needed[node][:1] = True
-        channels = len(needed[node])
-        if _is_depthwise(op.module) and (round_to or channels % block_of(channels, None) == 0):
-            _round_up(needed[node], block_of(channels, round_to))
+        if _is_depthwise(op.module):
+            _round_up(needed[node], blocks.of_depthwise(len(needed[node])))
         for other, mask in reads(flow, op, needed[node]):
             if other in needed:
                 needed[other] |= mask
             else:
                 needed[other] = mask.copy()
             if isinstance(op.module, _ConvNd) and has_shifts(op.module):
-                _round_up(needed[other], block_of(op.module.in_channels, round_to))
+                _round_up(needed[other], blocks.of_shifts(op.module))
     return needed
 
 

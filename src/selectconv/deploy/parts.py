@@ -25,8 +25,32 @@ MACS_PER_PASS = 12.0
 # ONNX Runtime has fast kernels for blocks of 8 channels (16 with AVX-512): a depthwise conv of
 # another number of channels takes several times as long; see benchmarks/shifted_convs.py.
 _BLOCK = 8
-_FEW = 96  # channels; in a conv of fewer, whole blocks would make budgets coarse
+# Where whole blocks would add much to a small network, and make its budgets coarse, there are none.
+_FEW = 64  # channels of a depthwise conv
+_MOST_ADDED = 0.02  # of the model's weights, by one conv with shifts
 _NONE = -1  # in place of a channel, where a group reads fewer than another
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The multiples to which depthwise convs and convs with shifts round their channels up.
+
+    Attributes:
+        round_to: as for `compress`.
+        num_weights: of the whole model.
+    """
+
+    round_to: int | None
+    num_weights: int
+
+    def of_depthwise(self, channels: int) -> int:
+        """Return the multiple for a depthwise conv: 1 if it had no whole blocks before."""
+        return self.round_to or (_BLOCK if channels >= _FEW and channels % _BLOCK == 0 else 1)
+
+    def of_shifts(self, conv: _ConvNd) -> int:
+        """Return the multiple for a conv that joins shifted channels to others."""
+        added = (_BLOCK - 1) * conv.weight.numel() / conv.in_channels
+        return self.round_to or (_BLOCK if added <= _MOST_ADDED * self.num_weights else 1)
 
 
 @dataclass(frozen=True)
@@ -111,16 +135,6 @@ def plan_parts(
         return [shifted]
     joined = None if round_to is None else math.lcm(round_to, block)
     return [_as_they_are(conv, by_group, still, available, joined), shifted]
-
-
-def block_of(channels: int, round_to: int | None) -> int:
-    """Return the multiple to which a depthwise conv or one with shifts rounds its channels up.
-
-    Args:
-        channels: that it has before compression.
-        round_to: as for `compress`.
-    """
-    return round_to or (_BLOCK if channels >= _FEW else 1)
 
 
 def has_shifts(conv: object) -> bool:

@@ -75,7 +75,8 @@ def run_trial(name: str, seed: int, number: int) -> dict[str, Any]:
             ended = Ended(wrong.what, wrong.how, wrong.detail)
         except Exception:
             ended = Ended("", BROKEN, traceback.format_exc(limit=-4))
-        ended = replace(ended, detail=ended.detail.replace(scratch, "SCRATCH"))
+        told = ended.detail.replace(scratch, "SCRATCH").replace(str(Path.home()), "~")
+        ended = replace(ended, detail=told)
     return describe(seed, number, ended, time.monotonic() - started)
 
 

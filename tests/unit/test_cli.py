@@ -11,9 +11,9 @@ from rich.console import Console
 from selectconv.__main__ import main
 from selectconv.bench import interleave
 from selectconv.cli.display import Bars, Lines, choose_display
-from selectconv.cli.examples import EXAMPLES, next_commands, show_examples
+from selectconv.cli.examples import next_commands, show_examples
 from selectconv.cli.main import VERBS, build_parser
-from selectconv.cli.train import read_settings, sections
+from selectconv.cli.train import sections
 from selectconv.core.layer import SelectConv2d
 from selectconv.data.image_set import DatasetInfo
 from selectconv.data.registry import dataset_info
@@ -203,16 +203,6 @@ def test_every_help_ends_with_examples_and_shows_each_default_once(verb, capsys)
     for action in build_parser(verb)._actions:
         assert (action.help or "").count("default") <= 1, action.dest
         assert "%(default)" not in (action.help or "")
-
-
-@pytest.mark.parametrize(
-    "command", [command for pairs in EXAMPLES.values() for command, _ in pairs]
-)
-def test_examples_are_accepted(command):
-    _, verb, *words = command.split()
-    options = build_parser(verb).read(words)
-    if verb == "train":
-        resolve(read_settings(options))
 
 
 def test_the_settings_that_people_change_first_come_first():

@@ -88,7 +88,7 @@ class SelectConvNd(SlottedConvNd):
 
         Raises:
             TypeError: `conv` is of another type; subclasses may compute something else.
-            TypeError, ValueError: a `mean` that is none, or of another number of channels.
+            TypeError, ValueError: `mean` is no mean source, or does not have `conv`'s channels.
 
         Example:
             >>> import torch

@@ -203,7 +203,7 @@ def test_a_kernel_that_reads_no_allocation_gets_every_slot(monkeypatch):
     layer.close([0, 5])
     exact = F.conv2d(layer.select(x), layer.weight, layer.bias)
     monkeypatch.setattr(kernels, "find_kernel", lambda x: blind)
-    monkeypatch.setattr(SelectConvNd, "_count_slots", lambda layer: pytest.fail("a GPU would wait"))
+    monkeypatch.setattr(SelectConvNd, "_read_slots", lambda layer: pytest.fail("a GPU would wait"))
     torch.testing.assert_close(layer(x), exact)
     assert blind.calls == 1
 
@@ -251,6 +251,27 @@ def test_without_derivatives_the_same_bits_and_nothing_prepared_for_them(off, mo
     assert torch.equal(got, want)
     with pytest.raises(AttributeError, match="apply"):  # with derivatives it is needed
         model(x)
+
+
+def test_a_layer_trains_after_it_was_first_run_in_inference_mode():
+    layer, x = moved_layer(), torch.randn(2, 8, 6, 6)
+    layer.close([5])
+    twin = copy.deepcopy(layer)
+    with torch.inference_mode():
+        layer(x)
+    for one, other in zip(*(loss_and_gradients(model, x) for model in (layer, twin)), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_writes_into_the_buffers_are_seen_whoever_makes_them():
+    layer, x = moved_layer(), torch.randn(2, 8, 6, 6)
+    before = layer(x)
+    layer.gate.numpy()[4] = False  # no version counter of torch sees this
+    after = layer(x)
+    with kernels.simple_path():
+        want = layer(x)
+    assert not torch.allclose(after, before)
+    torch.testing.assert_close(after, want, rtol=1e-4, atol=1e-5)
 
 
 def test_a_model_trains_as_on_its_simple_path():

@@ -2,12 +2,13 @@
 
 `SelectConv(X; W) = Conv(SelectChannel(X); W)`. The allocation lives in four buffers and the `shift`
 parameter, and nowhere else, so loading, moving, copying or broadcasting them is all it takes to
-move an allocation. (Counts of slots are kept beside the bytes that they were taken from.)
+move an allocation. (What forward passes ask of them is kept beside the bytes that it came from.)
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +26,24 @@ from selectconv.core.slots import SlottedConvNd
 _COPY_COST = 100
 
 
-_Allocation = tuple[Tensor, Tensor | None, Tensor]  # index, shift, shifted
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """What a forward pass asks of gate, index and shifted: nothing but a function of their bytes.
 
-
-class _SlotCounts(NamedTuple):
-    """How many slots are closed, how many read anything but their own channel, how many shifted."""
+    Attributes:
+        closed: how many slots are closed.
+        rerouted: how many read anything but their own channel as it is.
+        num_shifted: how many read with a shift.
+        kept: the slots to compute: the open ones; None: all, for there are no others, or in groups.
+        index, shifted: what these slots read, on the CPU, for its kernel.
+    """
 
     closed: int
     rerouted: int
-    shifted: int
+    num_shifted: int
+    kept: Tensor | None
+    index: Tensor
+    shifted: Tensor
 
 
 class SelectConvNd(SlottedConvNd):
@@ -46,8 +56,8 @@ class SelectConvNd(SlottedConvNd):
     _plain_type: type[nn.modules.conv._ConvNd]
     # Whether the layer does all of SelectChannel; what only does a part cannot be compressed.
     is_whole = True
-    # The buffers' bytes when they were last counted, and the counts.
-    _counted: tuple[tuple[bytes, ...], _SlotCounts] | None = None
+    # The buffers' bytes when they were last read, and what they say.
+    _last_slots: tuple[tuple[bytes, ...], _Slots] | None = None
 
     def __init__(
         self,
@@ -137,7 +147,7 @@ class SelectConvNd(SlottedConvNd):
         if not can_read(self.gate) or not (kernel is None or kernel.READS_ALLOCATION):
             # No look at the buffers' values: one graph serves every allocation, and no GPU waits.
             return partial(self._convolve_every_slot, kernel=kernel)
-        slots = self._count_slots()
+        slots = self._read_slots()
         if kernel is None:
             return partial(self._convolve_masked, slots=slots)
         if not (slots.closed or slots.rerouted):
@@ -171,7 +181,7 @@ class SelectConvNd(SlottedConvNd):
             and not has_hooks(self)
         ):
             return None
-        slots = self._count_slots()
+        slots = self._read_slots()
         is_fresh = not (slots.closed or slots.rerouted)
         if is_fresh or slots.closed == self.in_channels:  # a conv needs an input
             return None
@@ -214,33 +224,34 @@ class SelectConvNd(SlottedConvNd):
         never = torch.zeros((), dtype=torch.bool, device=weight.device)
         return torch.where(never, self.shift.sum(), weight)
 
-    def _count_slots(self) -> "_SlotCounts":
-        """Count the slots that need work: in every forward, so with numpy, not torch."""
-        buffers = [self.gate, self.shifted, self.index]
-        if self.gate.device.type != "cpu":
+    def _read_slots(self) -> _Slots:
+        """Read the allocation: in every forward, so with numpy, not torch."""
+        buffers = [cast(Tensor, self._buffers[name]) for name in ("gate", "shifted", "index")]
+        if not buffers[0].is_cpu:
             buffers = list(torch.stack([buffer.long() for buffer in buffers]).cpu())  # one transfer
-        gate, shifted, index = (buffer.numpy() for buffer in buffers)
-        # Whoever wrote into the buffers, the same bytes have the same counts.
-        content = (gate.tobytes(), shifted.tobytes(), index.tobytes())
-        if self._counted is None or self._counted[0] != content:
-            self._counted = (content, _count(gate, shifted, index))
-        return self._counted[1]
+        arrays: list[Any] = [buffer.numpy() for buffer in buffers]
+        # Whoever wrote into the buffers, the same bytes say the same.
+        content = tuple([array.tobytes() for array in arrays])
+        if self._last_slots is None or self._last_slots[0] != content:
+            self._last_slots = (content, _slots_of(self.groups, *arrays))
+        return self._last_slots[1]
 
-    def _gathers(self, slots: "_SlotCounts") -> bool:
+    def _gathers(self, slots: _Slots) -> bool:
         """Return whether copying the open channels costs less than convolving the closed ones."""
-        if self.groups > 1 or slots.closed == self.in_channels:  # a conv needs an input
+        open_slots = self.in_channels - slots.closed
+        if self.groups > 1 or not open_slots:  # a conv needs an input
             return False
         multiplies = self.weight.numel() // self.in_channels * slots.closed
-        return multiplies > _COPY_COST * (self.in_channels - slots.closed)
+        return multiplies > _COPY_COST * open_slots
 
     def _convolve_every_slot(self, x: Tensor, kernel: kernels.Kernel | None) -> Tensor:
         """Convolve all slots, with weights of zero where they are closed."""
         return self._convolve(self._reroute(x, kernel), self._open_weight())
 
-    def _convolve_masked(self, x: Tensor, slots: "_SlotCounts") -> Tensor:
+    def _convolve_masked(self, x: Tensor, slots: _Slots) -> Tensor:
         """Convolve in torch's operations, the input as it is if no slot reads another channel."""
         weight = self._open_weight() if slots.closed else self.weight
-        if not slots.shifted:
+        if not slots.num_shifted:
             weight = self._with_shift(weight)
         return self._convolve(self._reroute(x) if slots.rerouted else x, weight)
 
@@ -250,7 +261,7 @@ class SelectConvNd(SlottedConvNd):
             return self._convolve(x, self.weight)
         return self._convolve(x, _Tied.apply(self.weight, self.shift))  # type: ignore[no-untyped-call]
 
-    def _convolve_selected(self, x: Tensor, slots: "_SlotCounts") -> Tensor:
+    def _convolve_selected(self, x: Tensor, slots: _Slots) -> Tensor:
         """Rebuild the whole input, with zeros for closed slots; the weight stays as it is."""
         weight = self.weight
         if slots.rerouted:
@@ -264,25 +275,22 @@ class SelectConvNd(SlottedConvNd):
     def _convolve_open(
         self,
         x: Tensor,
-        slots: "_SlotCounts",
+        slots: _Slots,
         norm: nn.modules.batchnorm._BatchNorm | None = None,
     ) -> Tensor:
         """Convolve the open slots alone: what is closed is not there, in input and weight."""
         weight: Tensor = self.weight
-        allocation: _Allocation = (self.index, self.shift, self.shifted & self.gate)
-        if slots.closed and self.groups == 1:
-            is_open = self.gate.nonzero().flatten()
-            weight, allocation = weight.index_select(1, is_open), self._allocation_of(is_open)
+        shift: Tensor | None = self.shift
+        if slots.kept is not None:
+            weight = weight.index_select(1, slots.kept)
+            shift = None if shift is None else shift.index_select(0, slots.kept)
         elif slots.closed:  # groups that differ in size are no conv
             weight = self._open_weight()
         if norm is None:
-            return self._convolve(kernels.cpu.reroute(x, *allocation), weight)
-        return self._convolve(kernels.cpu.norm_relu_reroute(x, norm, *allocation), weight)
-
-    def _allocation_of(self, slots: Tensor) -> _Allocation:
-        """Return index, shift and shifted of some open slots."""
-        shift = None if self.shift is None else self.shift.index_select(0, slots)
-        return self.index.index_select(0, slots), shift, self.shifted.index_select(0, slots)
+            x = kernels.cpu.reroute(x, slots.index, shift, slots.shifted)
+        else:
+            x = kernels.cpu.norm_relu_reroute(x, norm, slots.index, shift, slots.shifted)
+        return self._convolve(x, weight)
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         return cast(Tensor, cast(Any, self)._conv_forward(x, weight, self.bias))
@@ -361,13 +369,24 @@ class _Tied(torch.autograd.Function):
         return grad, torch.zeros_like(shift)
 
 
-def _count(
-    gate: npt.NDArray[np.bool_], shifted: npt.NDArray[np.bool_], index: npt.NDArray[np.int64]
-) -> _SlotCounts:
+def _slots_of(
+    groups: int,
+    gate: npt.NDArray[np.bool_],
+    shifted: npt.NDArray[np.bool_],
+    index: npt.NDArray[np.int64],
+) -> _Slots:
     gate, shifted = gate.astype(bool), (shifted & gate).astype(bool)
     rerouted = shifted | (gate & (index != np.arange(len(index))))
-    counts = (np.count_nonzero(flags) for flags in (~gate, rerouted, shifted))
-    return _SlotCounts(*map(int, counts))
+    kept = np.flatnonzero(gate) if groups == 1 else np.arange(len(index))
+    with torch.inference_mode(False):  # or no training step could use them later
+        return _Slots(
+            closed=int(np.count_nonzero(~gate)),
+            rerouted=int(np.count_nonzero(rerouted)),
+            num_shifted=int(np.count_nonzero(shifted)),
+            kept=None if len(kept) == len(index) else torch.from_numpy(kept),
+            index=torch.from_numpy(index[kept].astype(np.int64)),
+            shifted=torch.from_numpy(shifted[kept]),
+        )
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -42,7 +42,10 @@ KERNELS: tuple[Kernel, ...] = (triton_select, cpu)
 
 def find_kernel(x: Tensor) -> Kernel | None:
     """Return the kernel that serves an input; None: compute the definition."""
-    return next((kernel for kernel in KERNELS if kernel.can_run(x)), None)
+    for kernel in KERNELS:  # in every forward: a generator would take longer
+        if kernel.can_run(x):
+            return kernel
+    return None
 
 
 def describe_path(device: torch.device) -> str:

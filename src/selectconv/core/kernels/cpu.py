@@ -38,11 +38,11 @@ def can_run(x: Tensor) -> bool:
     Only float32 with one or two dense spatial axes, and nothing that watches single operations.
     """
     return (
-        type(x) in (Tensor, torch.nn.Parameter)
+        x.is_cpu
+        and x.dtype == torch.float32
+        and type(x) in (Tensor, torch.nn.Parameter)
         and not is_simple()
         and not is_watched()
-        and x.device.type == "cpu"
-        and x.dtype == torch.float32
         and x.ndim in (3, 4)
         and x.numel() > 0
         and (x.is_contiguous() or _is_channels_last(x))
@@ -120,8 +120,8 @@ def _select(
         assert bn_bias is not None
         scale = bn_weight * statistics[1]
         offset = torch.addcmul(bn_bias, statistics[0], scale, value=-1)
-    slots = (x.shape[0], len(index), *x.shape[2:])
-    out = torch.empty(slots, dtype=x.dtype, memory_format=_format(x))
+    images, _, *axes = x.shape
+    out = torch.empty((images, index.numel(), *axes), memory_format=_format(x))
     shape, allocation = _describe(x, index, shift, shifted, scale is not None)
     _check(
         load_kernel().library.select_forward(  # type: ignore[union-attr]
@@ -247,13 +247,13 @@ def _describe(
     relu: bool,
 ) -> tuple[_Shape, _Allocation]:
     axes, threads = x.ndim - 2, torch.get_num_threads()
-    shape = _Shape(*_sizes(x), len(index), not x.is_contiguous(), axes, relu, threads)
+    shape = _Shape(*_sizes(x), index.numel(), not x.is_contiguous(), axes, relu, threads)
     return shape, _Allocation(*_pointers(shifted, index, shift))
 
 
 def _sizes(x: Tensor) -> tuple[int, int, int, int]:
-    height, width = (1, x.shape[2]) if x.ndim == 3 else x.shape[2:]
-    return x.shape[0], x.shape[1], height, width
+    images, channels, *height, width = x.shape
+    return images, channels, height[0] if height else 1, width
 
 
 def _pointers(*tensors: Tensor | None) -> list[int | None]:

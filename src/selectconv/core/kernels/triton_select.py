@@ -44,7 +44,8 @@ def can_run(x: Tensor) -> bool:
     Not float64, not three spatial axes, and nothing that watches single operations.
     """
     return (
-        type(x) in (Tensor, torch.nn.Parameter)
+        (x.is_cuda or _is_interpreted())
+        and type(x) in (Tensor, torch.nn.Parameter)
         and not is_simple()
         and not is_watched()
         and x.dtype in _DTYPES
@@ -56,8 +57,12 @@ def can_run(x: Tensor) -> bool:
 
 def find_obstacle(device: torch.device) -> str | None:
     """Say in a few words why there is no Triton kernel for a device; None: there is one."""
-    # Triton's own switch: kernels then run in Python, on tensors of the CPU too. For tests.
-    return _find_obstacle(device, os.environ.get("TRITON_INTERPRET") == "1")
+    return _find_obstacle(device, _is_interpreted())
+
+
+def _is_interpreted() -> bool:
+    """Triton's own switch: kernels then run in Python, on tensors of the CPU too. For tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @functools.cache

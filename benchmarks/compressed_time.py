@@ -1,85 +1,121 @@
-"""CPU time of compressed networks against the plain ones, in turns in one process.
+"""Six compressed networks over the plain ones, eager and in ONNX Runtime, batches 1, 8 and 64.
 
-    python benchmarks/compressed_time.py [--batch-size 64] [--repeats 7] [--out FILE.jsonl]
+    python benchmarks/compressed_time.py [--only resnet18] [--repeats 7]
 
-Three cases: 55 % of the slots of every selective layer closed, at random, in DenseNet-100 and
-ResNet-164; and a quarter of the slots of every 1x1 conv of DenseNet-40 re-allocated (top_k=3).
-`per_macs` is the time ratio divided by the ratio of multiply-adds.
+Half of the slots of every selective layer are closed, at random: in a residual trunk that lets few
+filters go, so that much is gathered. Lines go to results/compressed_networks.jsonl, in which those
+of the same networks are replaced. `round_to` is that of `compress`. CPU time, one thread, all
+sides of a network and batch in turn.
 """
 
 import argparse
 import json
-import platform
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 import selectconv as sc
-from selectconv.bench.interleave import in_turn, median_ratio
+from selectconv.bench.interleave import in_turn, ratios
+from selectconv.bench.selective_cost import build_network
+from selectconv.core.threads import one_thread
+from selectconv.deploy.onnx import open_session
 
-CASES = {
-    "densenet100, 55% closed": ("densenet100", 0.55, False),
-    "resnet164, 55% closed": ("resnet164", 0.55, False),
-    "densenet40, 25% re-allocated": ("densenet40", 0.25, True),
+FILE = Path(__file__).parent / "results" / "compressed_networks.jsonl"
+NETWORKS = {  # as for `selectconv bench --model`, and the height and width of its images
+    "resnet18": ("timm:resnet18", 64),
+    "mobilenetv3_small": ("timm:mobilenetv3_small_100", 96),
+    "efficientnet_b0": ("timm:efficientnet_b0", 96),
+    "densenet100": ("densenet100", 32),
+    "resnet164": ("resnet164", 32),
+    "unet": ("benchmarks.networks:unet", 64),
 }
+BATCHES = (1, 8, 64)
+ROUND_TO = (None, 1, 8)
+
+Run = Callable[[Tensor], object]
 
 
-def prepare(name: str, fraction: float, reopen: bool, seed: int = 0) -> torch.nn.Module:
-    torch.manual_seed(seed)
-    model = sc.create_model(name, selective=True).eval()
-    generator = torch.Generator().manual_seed(seed)
-    for layer in model.modules():
-        if isinstance(layer, sc.SelectConv2d) and (layer.shift is not None or not reopen):
-            order = torch.randperm(layer.in_channels, generator=generator)
-            layer.close(order[: round(fraction * layer.in_channels)])
-            if reopen:
-                layer.realloc(init="random", generator=generator)
-    return model
+def open_eager(network: nn.Module, x: Tensor) -> Run:
+    """Run a network in PyTorch."""
+
+    def run(images: Tensor) -> None:
+        with torch.inference_mode():
+            network(images)
+
+    return run
 
 
-def measure(case: str, batch_size: int, repeats: int) -> dict[str, object]:
-    name, fraction, reopen = CASES[case]
-    model, plain = prepare(name, fraction, reopen), sc.create_model(name).eval()
-    x = torch.randn(batch_size, 3, 32, 32)
-    small = sc.compress(model, x)
-    macs = sc.count(model, x).macs / sc.count(plain, x).macs
-    runs = {
-        "plain": lambda: plain(x),
-        "masked": lambda: model(x),
-        "compressed": lambda: small(x),
+def open_onnx(network: nn.Module, x: Tensor) -> Run:
+    """Run a network in ONNX Runtime."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.onnx"
+        sc.export_onnx(network, file, x)
+        session: Run = open_session(file)
+        return session
+
+
+RUNTIMES = {"eager": open_eager, "onnxruntime": open_onnx}
+
+
+def measure(name: str, repeats: int) -> list[dict[str, Any]]:
+    """Measure a network: a line for each runtime, batch and `round_to`."""
+    model, side = NETWORKS[name]
+    x = torch.randn(2, 3, side, side)
+    closed = build_network(model, "closed", side).eval()
+    networks = {"plain": build_network(model, "plain", side).eval()} | {
+        f"round_to={number}": sc.compress(closed, x, round_to=number) for number in ROUND_TO
     }
-    with torch.inference_mode():
-        times = in_turn(runs, repeats)
-    ratios = {key: round(median_ratio(times[key], times["plain"]), 4) for key in runs}
-    every = [one / base for one, base in zip(times["compressed"], times["plain"], strict=True)]
-    return {
-        "case": case,
-        "batch_size": batch_size,
-        "repeats": repeats,
-        "macs_ratio": round(macs, 4),
-        "masked_ratio": ratios["masked"],
-        "time_ratio": ratios["compressed"],
-        "spread": [round(min(every), 4), round(max(every), 4)],
-        "per_macs": round(ratios["compressed"] / macs, 4),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "machine": platform.machine(),
-    }
+    macs = {words: sc.count(network, x).macs for words, network in networks.items()}
+    rows = []
+    for runtime, open_network in RUNTIMES.items():
+        opened = {words: open_network(network, x) for words, network in networks.items()}
+        for batch in BATCHES:
+            images = torch.randn(batch, 3, side, side)
+            sides = {words: _call(run, images) for words, run in opened.items()}
+            times = in_turn(sides, repeats)
+            for words in (words for words in sides if words != "plain"):
+                every = ratios(times[words], times["plain"])
+                rows.append(
+                    {
+                        "network": name,
+                        "image_size": side,
+                        "runtime": runtime,
+                        "batch": batch,
+                        "round_to": words.partition("=")[2],
+                        "time_ratio": round(statistics.median(every), 4),
+                        "spread": [round(min(every), 4), round(max(every), 4)],
+                        "n": repeats,
+                        "macs_ratio": round(macs[words] / macs["plain"], 4),
+                        "plain_ms": round(statistics.median(times["plain"]) * 1e3, 3),
+                        "torch": torch.__version__,
+                    }
+                )
+                print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def _call(run: Run, images: Tensor) -> Callable[[], object]:
+    return lambda: run(images)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batch-size", type=int, default=64)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=NETWORKS, nargs="+", default=list(NETWORKS))
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    for case in CASES:
-        line = json.dumps(measure(case, options.batch_size, options.repeats))
-        print(line, flush=True)
-        if options.out:
-            with options.out.open("a") as file:
-                file.write(line + "\n")
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # for benchmarks.networks
+    for name in options.only:
+        with one_thread():
+            rows = measure(name, options.repeats)
+        before = FILE.read_text().splitlines() if FILE.exists() else []
+        kept = [line for line in before if json.loads(line)["network"] != name]
+        FILE.write_text("".join(f"{line}\n" for line in [*kept, *map(json.dumps, rows)]))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
-"""`make gpu-check` without a GPU, and what `make bench-check` calls worse."""
+"""`make gpu-check` without a GPU, what `make bench-check` calls worse, and the rule for gathers."""
 
 import importlib.util
 import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+
+from selectconv.deploy.parts import MACS_PER_PASS, narrow
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -78,3 +81,21 @@ def test_the_recorded_ratios_have_n_and_spread():
         low, high = row["spread"]
         assert low <= row["value"] <= high
         assert row["n"] >= 3
+
+
+def test_the_rule_for_gathers_is_close_to_the_best_constant_for_what_was_measured():
+    script = load("gather_cost")
+    rows = script.read()
+    excesses = {constant: script.excess(rows, constant) for constant in script.CONSTANTS}
+    assert len(rows) > 100
+    assert script.excess(rows, MACS_PER_PASS) <= 1.1 * min(excesses.values())
+    assert max(excesses.values()) > 2 * min(excesses.values())  # the constant matters
+
+
+def test_the_rule_for_gathers_is_the_one_that_compress_follows():
+    script = load("gather_cost")
+    for row in script.read():
+        every, wanted = np.arange(row["inputs"]), np.arange(row["open"])
+        saved = row["outputs"] * row["kernel"] ** 2 / MACS_PER_PASS
+        is_narrowed = len(narrow(every, wanted, saved)) < len(every)
+        assert is_narrowed == script.does_gather(row, MACS_PER_PASS)

@@ -20,8 +20,8 @@ from torch.nn.modules.conv import _ConvNd
 from selectconv.core.layer import SelectConvNd
 
 Channels = npt.NDArray[np.int64]
-# Multiply-adds that take as long as reading and writing one number does; see benchmarks/.
-MACS_PER_PASS = 12.0
+# Multiply-adds that take as long as gathering one number does; see benchmarks/gather_cost.py.
+MACS_PER_PASS = 24.0
 # ONNX Runtime has fast kernels for blocks of 8 channels (16 with AVX-512): a depthwise conv of
 # another number of channels takes several times as long; see benchmarks/shifted_convs.py.
 _BLOCK = 8

@@ -30,7 +30,8 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True)
 def _same_state_for_every_test():
-    environment, on_term = dict(os.environ), signal.getsignal(signal.SIGTERM)
+    environment = dict(os.environ)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     random_state = torch.get_rng_state()
     dtype, threads, grad = (
         torch.get_default_dtype(),
@@ -39,7 +40,8 @@ def _same_state_for_every_test():
     )
     torch.manual_seed(0)
     yield
-    signal.signal(signal.SIGTERM, on_term)  # a failed `selectconv train` ignores it
+    for number, handler in handlers.items():  # a failed `selectconv train` ignores them
+        signal.signal(number, handler)
     torch.set_rng_state(random_state)
     torch.set_default_dtype(dtype)
     torch.set_num_threads(threads)

@@ -254,7 +254,8 @@ def stoppable() -> Iterator[None]:
         yield
     except BaseException:
         # The process ends now; a signal on top must not cut off the line that says why.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
         raise
     signal.signal(signal.SIGTERM, before)
 

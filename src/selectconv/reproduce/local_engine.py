@@ -1,6 +1,7 @@
 """The engine for one machine: a few runs at a time, each in its own process."""
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -49,7 +50,7 @@ def run_local(
                     running.remove((run, process))
                     report(conclude(run, out, process.returncode))
     finally:
-        for _, process in running:  # interrupted: the runs can be resumed
-            process.terminate()
+        for _, process in running:  # interrupted: the runs are told so, and can be resumed
+            process.send_signal(signal.SIGINT)
         for _, process in running:
             process.wait()

@@ -66,3 +66,13 @@ def test_what_reads_everything_is_a_reader():
 
     rows = held(net_of_three([0], [0], [0], run))
     assert [(row.count, row.readers) for row in rows] == [(1, ("the output",))]
+
+
+def test_describe_shows_them_with_an_example():
+    net = net_of_three([0, 2, 3], [0, 1, 3], [1, 3])
+    shown = sc.describe(net, X)
+    assert [row.name for row in shown.held] == ["first"]
+    for text in (str(shown), shown._repr_html_()):
+        assert "most of the layers behind them closed them" in text
+        assert "2 of 3" in text
+    assert "closed them" not in str(sc.describe(net))

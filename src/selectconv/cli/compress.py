@@ -14,8 +14,6 @@ from rich.table import Table
 from selectconv.cli.parser import Parser, check_whole
 from selectconv.cli.places import check_output
 
-_MOST_HELD = 10  # lines of the second table
-
 
 def add_arguments(parser: Parser) -> None:
     """Add the verb's options."""
@@ -97,27 +95,19 @@ def run(options: Namespace) -> int:
 
 def _held_table(model: Any, one: Any, rows: list[dict[str, Any]]) -> Table | str:
     """List the filters that stay although most of their readers closed them."""
-    from selectconv.deploy.held_filters import find_held
+    from selectconv.deploy.held_filters import find_held, held_lines
     from selectconv.trace.dataflow import trace_dataflow
 
     held = find_held(trace_dataflow(model, one))
     if not held:
         return "Every filter that stays is read by at least half of the layers that could."
-    total = next(row["macs"] for row in rows if row["model"] == "compressed")
+    head, *lines = held_lines(held)
     table = Table(title="Filters that stay although most of the layers behind them closed them")
-    table.add_column("conv")
-    table.add_column("filters", justify="right")
-    table.add_column("still read by")
-    table.add_column("of all multiply-adds", justify="right")
-    for row in held[:_MOST_HELD]:
-        names = ", ".join(row.readers[:2])
-        more = len(row.readers) - 2
-        table.add_row(
-            row.name,
-            f"{row.count} of {row.kept}",
-            names + (f" and {more} more" if more > 0 else ""),
-            f"{row.macs / total:.1%}",
-        )
+    for name in head:
+        table.add_column(name, justify="right" if name in ("filters", "multiply-adds") else "left")
+    for line in lines:
+        table.add_row(*line)
+    total = next(row["macs"] for row in rows if row["model"] == "compressed")
     macs = sum(row.macs for row in held)
     table.caption = f"{len(held)} convs; in all {macs / total:.1%} of the multiply-adds"
     return table

@@ -12,12 +12,15 @@ from selectconv.conversion.eligibility import MIN_CHANNELS, why_not
 from selectconv.core.kernels import describe_path
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import unwrap_compiled
+from selectconv.deploy.held_filters import HeldFilters, find_held, held_lines
 from selectconv.errors import MeanSourceError
 from selectconv.extras import import_extra
 from selectconv.tables import html_table, text_table
+from selectconv.trace.dataflow import trace_dataflow
 
 _CPU = torch.device("cpu")
-_FIGURES = range(3, 7)  # columns of figures
+_FIGURES, _HELD_FIGURES = range(3, 7), (1, 3)  # columns of figures
+_HELD = "Filters that stay although most of the layers behind them closed them"
 
 
 @dataclass(frozen=True)
@@ -51,15 +54,24 @@ class Description(tuple[ConvRow, ...]):
     Attributes:
         path: how the selective layers compute in eager mode where the model is: a kernel, or
             the reason why not.
+        held: with an example input: the filters that `compress` would keep although most of the
+            layers behind them closed them, those that cost most first.
     """
 
     path: str
+    held: tuple[HeldFilters, ...] = ()
 
     def __str__(self) -> str:
-        return f"{text_table(self._lines(), right=_FIGURES)}\n{self._summary()}"
+        text = f"{text_table(self._lines(), right=_FIGURES)}\n{self._summary()}"
+        if self.held:
+            text += f"\n\n{_HELD}:\n{text_table(held_lines(self.held), right=_HELD_FIGURES)}"
+        return text
 
     def _repr_html_(self) -> str:
-        return html_table(self._lines(), right=_FIGURES, note=self._summary())
+        text = html_table(self._lines(), right=_FIGURES, note=self._summary())
+        if self.held:
+            text += html_table(held_lines(self.held), right=_HELD_FIGURES, note=_HELD)
+        return text
 
     def plot(self, ax: Any = None) -> Any:
         """Plot the slots of each selective conv: as they were, re-allocated, closed.
@@ -118,8 +130,16 @@ class Description(tuple[ConvRow, ...]):
         return f"{text}; eager mode runs on {self.path}" if selective else text
 
 
-def describe(model: nn.Module) -> Description:
+def describe(model: nn.Module, example_input: Any = None) -> Description:
     """List every conv of a model: its source of E[X] or why it is plain, and its allocation.
+
+    Args:
+        model: plain or selective.
+        example_input: as for `compress`; None: without `held`, for which the model is traced.
+
+    Raises:
+        CompressionError: an example was given, and the model cannot be traced.
+        TypeError, ValueError: an argument that is not accepted.
 
     Example:
         >>> import selectconv as sc
@@ -162,4 +182,6 @@ def describe(model: nn.Module) -> Description:
         )
     description = Description(rows)
     description.path = describe_path(next((p.device for p in model.parameters()), _CPU))
+    if example_input is not None:
+        description.held = tuple(find_held(trace_dataflow(model, example_input)))
     return description

@@ -6,7 +6,7 @@ the same filters: one open slot keeps what all the others have closed.
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +40,16 @@ class HeldFilters:
     kept: int
     readers: tuple[str, ...]
     macs: int
+
+
+def held_lines(held: Sequence[HeldFilters], most: int = 10) -> list[tuple[str, ...]]:
+    """Lay the first of them out as a table, with a head."""
+    lines: list[tuple[str, ...]] = [("conv", "filters", "still read by", "multiply-adds")]
+    for row in held[:most]:
+        more = len(row.readers) - 2
+        names = ", ".join(row.readers[:2]) + (f" and {more} more" if more > 0 else "")
+        lines.append((row.name, f"{row.count} of {row.kept}", names, f"{row.macs / 1e6:,.2f}M"))
+    return lines
 
 
 def find_held(flow: Dataflow) -> list[HeldFilters]:

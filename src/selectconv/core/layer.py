@@ -152,8 +152,9 @@ class SelectConvNd(SlottedConvNd):
             return partial(self._convolve_masked, slots=slots)
         if not (slots.closed or slots.rerouted):
             return self._convolve_fresh
-        gathers = self._gathers(slots)
-        if x.numel() < self.weight.numel() and not gathers:
+        gathers, weight = self._gathers(slots), self.weight
+        # Single weights of channels last take longer to copy than few pixels to convolve.
+        if x.numel() < weight.numel() and not (gathers and weight.is_contiguous()):
             return partial(self._convolve_selected, slots=slots)
         if slots.rerouted or gathers:
             return partial(self._convolve_open, slots=slots)

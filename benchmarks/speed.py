@@ -1,0 +1,275 @@
+"""The measurements behind docs/speed.md, and its tables.
+
+    python benchmarks/speed.py [step masked compressed shifts growth alloc] [--repeats 7]
+    python benchmarks/speed.py --tables    # write the tables of docs/speed.md from the results
+
+Each section is measured network by network, and saved to results/speed_SECTION.jsonl, in which the
+lines of that network are replaced. CPU time, one thread, all sides of a comparison in turn. Leave
+the machine alone meanwhile. `compressed`: half of the slots of every selective layer are closed, at
+random; in a residual trunk that lets few filters go, so that much is gathered.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import selectconv as sc
+from selectconv.bench.growth_cost import measure_watching
+from selectconv.bench.inference import measure_infer
+from selectconv.bench.interleave import in_turn, ratios, row
+from selectconv.bench.measure import measure_alloc
+from selectconv.bench.selective_cost import KINDS, Subject, build_network, measure_selective
+from selectconv.core.threads import one_thread
+from selectconv.deploy.onnx import open_session
+
+ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results"
+PAGE = ROOT / "docs" / "speed.md"
+Rows = list[dict[str, Any]]
+
+# Networks by section: what `--model` of `selectconv bench` takes, image size, batch size.
+STEP = {
+    "ResNet-18": Subject("timm:resnet18", 32, 16),
+    "ResNet-26": Subject("timm:resnet26", 32, 16),
+    "DenseNet-121": Subject("timm:densenet121", 32, 16),
+    "EfficientNet-B0": Subject("timm:efficientnet_b0", 32, 32),
+    "MobileNetV2": Subject("timm:mobilenetv2_100", 32, 32),
+}
+MASKED = {
+    "ResNet-18": Subject("timm:resnet18", 64, 1),
+    "MobileNetV3-small": Subject("timm:mobilenetv3_small_100", 96, 1),
+}
+COMPRESSED = {
+    "ResNet-18": Subject("timm:resnet18", 64),
+    "MobileNetV3-small": Subject("timm:mobilenetv3_small_100", 96),
+    "EfficientNet-B0": Subject("timm:efficientnet_b0", 96),
+    "DenseNet-100": Subject("densenet100", 32),
+    "ResNet-164": Subject("resnet164", 32),
+    "U-Net": Subject("benchmarks.networks:unet", 64),
+}
+SHIFTS = {
+    "small MobileNet": Subject("selectconv.reproduce.networks:small_mobilenet", 16, 8),
+    "ResNet-164": Subject("resnet164", 32, 8),
+    "DenseNet-40": Subject("densenet40", 32, 8),
+    "ResNet-18": Subject("timm:resnet18", 32, 8),
+}
+BATCHES = (1, 8, 64)
+ROUND_TO = (None, 1, 8)
+
+Run = Callable[[Tensor], object]
+
+
+def measure_compressed(subject: Subject, repeats: int) -> Rows:
+    """Time compressed networks in both runtimes, for each batch and `round_to`."""
+    side = subject.image_size
+    x = torch.randn(2, 3, side, side)
+    closed = build_network(subject.model, "closed", side).eval()
+    networks = {"plain": build_network(subject.model, "plain", side).eval()} | {
+        f"round_to={number}": sc.compress(closed, x, round_to=number) for number in ROUND_TO
+    }
+    macs = {words: sc.count(network, x).macs for words, network in networks.items()}
+    rows = []
+    for runtime, open_network in {"eager": _open_eager, "onnxruntime": _open_onnx}.items():
+        opened = {words: open_network(network, x) for words, network in networks.items()}
+        for batch in BATCHES:
+            images = torch.randn(batch, 3, side, side)
+            times = in_turn({words: _call(run, images) for words, run in opened.items()}, repeats)
+            for words in list(opened)[1:]:
+                case = f"{subject.model}, {runtime}, batch {batch}: {words} / plain"
+                line = row("compressed", case, ratios(times[words], times["plain"]), "x")
+                line |= {"runtime": runtime, "batch": batch, "round_to": words.partition("=")[2]}
+                rows.append({**line, "macs_ratio": round(macs[words] / macs["plain"], 4)})
+    return rows
+
+
+def _open_eager(network: nn.Module, x: Tensor) -> Run:
+    def run(images: Tensor) -> None:
+        with torch.inference_mode():
+            network(images)
+
+    return run
+
+
+def _open_onnx(network: nn.Module, x: Tensor) -> Run:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.onnx"
+        sc.export_onnx(network, file, x)
+        session: Run = open_session(file)
+        return session
+
+
+def _call(run: Run, images: Tensor) -> Callable[[], object]:
+    return lambda: run(images)
+
+
+Measure = Callable[[Subject, int], Rows]
+ONE = {"": Subject()}
+SECTIONS: dict[str, tuple[dict[str, Subject], Measure]] = {
+    "step": (STEP, lambda subject, repeats: measure_selective(repeats, subject)),
+    "masked": (MASKED, lambda subject, repeats: measure_infer(repeats, subject)),
+    "compressed": (COMPRESSED, measure_compressed),
+    "shifts": (SHIFTS, lambda subject, repeats: measure_infer(repeats, subject, "onnxruntime")),
+    "growth": (ONE, lambda subject, repeats: measure_watching(repeats, subject)),
+    "alloc": (ONE, lambda subject, repeats: measure_alloc(repeats)),
+}
+
+
+def read(section: str) -> Rows:
+    """Read what was measured."""
+    path = RESULTS / f"speed_{section}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def measure(section: str, repeats: int) -> None:
+    """Measure a section and save it, network by network."""
+    subjects, run = SECTIONS[section]
+    for name, subject in subjects.items():
+        with one_thread():
+            rows = [{"network": name, **line} for line in run(subject, repeats)]
+        kept = [line for line in read(section) if line["network"] != name]
+        text = "".join(json.dumps(line) + "\n" for line in [*kept, *rows])
+        (RESULTS / f"speed_{section}.jsonl").write_text(text)
+        for line in rows:
+            print(f"{line['value']:8.4g} {line['unit']}  {line['case']}", flush=True)
+
+
+# tables
+
+
+def _find(rows: Rows, network: str, *words: str) -> dict[str, Any] | None:
+    return next(
+        (r for r in rows if r["network"] == network and all(w in r["case"] for w in words)), None
+    )
+
+
+def _cell(line: dict[str, Any] | None) -> str:
+    if line is None:
+        return "-"
+    low, high = line["spread"]
+    return f"{line['value']:.2f} ({low:.2f} to {high:.2f})"
+
+
+def _when(rows: Rows) -> str:
+    dates = sorted({line["date"] for line in rows})
+    counts = sorted({line["n"] for line in rows})
+    n = " to ".join(str(count) for count in sorted({counts[0], counts[-1]}))
+    return f"n = {n}; {dates[-1]}"
+
+
+def step_table() -> Iterable[str]:
+    """Training steps of converted networks, and masked evaluation."""
+    step, masked = read("step"), read("masked")
+    yield "| network | what | NCHW | channels last |"
+    yield "|---|---|---:|---:|"
+    for name, subject in STEP.items():
+        cells = [_cell(_find(step, name, f"{way}: {KINDS['moved']}")) for way in ("NCHW", "last")]
+        what = f"training step, 20% moved, batch {subject.batch_size}"
+        yield f"| {name} | {what} | {' | '.join(cells)} |"
+    for name in MASKED:
+        for kind, words in (("moved", "20% moved"), ("closed", "half closed")):
+            cells = [
+                _cell(_find(masked, name, f"{way}: {KINDS[kind]}")) for way in ("NCHW", "last")
+            ]
+            yield f"| {name} | masked evaluation, {words}, batch 1 | {' | '.join(cells)} |"
+    yield ""
+    yield f"Median (smallest to largest); {_when([*step, *masked])}."
+
+
+def compressed_table() -> Iterable[str]:
+    """Compressed networks, by runtime and batch."""
+    rows = read("compressed")
+    heads = [f"{words}, {batch}" for words in ("eager", "ONNX") for batch in BATCHES]
+    yield f"| network | multiply-adds | {' | '.join(heads)} |"
+    yield f"|---|---:|{'---:|' * len(heads)}"
+    for name in COMPRESSED:
+        chosen = [r for r in rows if r["network"] == name and r["round_to"] == "None"]
+        cells = [f"{line['value']:.2f}" for line in chosen]
+        if chosen:
+            yield f"| {name} | {chosen[0]['macs_ratio']:.2f} | {' | '.join(cells)} |"
+    yield ""
+    largest = max(r["value"] for r in rows if r["round_to"] == "None")
+    yield f"The largest median is {largest:.2f}; {_when(rows)}."
+
+
+def round_to_table() -> Iterable[str]:
+    """What `round_to` does to time and multiply-adds."""
+    rows = read("compressed")
+    yield "| network | runtime | `round_to=1` | `round_to=None` | `round_to=8` |"
+    yield "|---|---|---:|---:|---:|"
+    for name in COMPRESSED:
+        for runtime in ("eager", "onnxruntime"):
+            chosen = [r for r in rows if r["network"] == name and r["runtime"] == runtime]
+            cells = []
+            for number in ("1", "None", "8"):
+                own = [r for r in chosen if r["round_to"] == number]
+                if own:
+                    mean = math.exp(statistics.mean(math.log(r["value"]) for r in own))
+                    cells.append(f"{mean:.2f} ({own[0]['macs_ratio']:.2f})")
+            if cells:
+                yield f"| {name} | {runtime} | {' | '.join(cells)} |"
+
+
+def shifts_table() -> Iterable[str]:
+    """Shifts in ONNX Runtime."""
+    rows = read("shifts")
+    yield "| network | time | multiply-adds |"
+    yield "|---|---:|---:|"
+    for name, subject in SHIFTS.items():
+        line = _find(rows, name, f"compressed, {KINDS['moved']}")
+        if line is not None:
+            side = subject.image_size
+            yield f"| {name}, {side}x{side} | {_cell(line)} | {line['macs_ratio']:.2f} |"
+    yield ""
+    yield f"Median (smallest to largest); {_when(rows)}."
+
+
+TABLES = {
+    "step": step_table,
+    "compressed": compressed_table,
+    "round_to": round_to_table,
+    "shifts": shifts_table,
+}
+
+
+def write_tables(page: Path = PAGE) -> None:
+    """Replace the tables of the page."""
+    text = page.read_text(encoding="utf-8")
+    for name, table in TABLES.items():
+        if not read("compressed" if name == "round_to" else name):
+            continue
+        begin, end = f"<!-- begin of {name} -->\n", f"<!-- end of {name} -->"
+        before, _, rest = text.partition(begin)
+        text = before + begin + "\n".join(table()) + "\n" + end + rest.partition(end)[2]
+    page.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sections", nargs="*", help=f"of {', '.join(SECTIONS)}; none: all")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--tables", action="store_true", help="only write docs/speed.md's tables")
+    options = parser.parse_args()
+    unknown = [name for name in options.sections if name not in SECTIONS]
+    if unknown:
+        parser.error(f"no section {unknown[0]!r}: {', '.join(SECTIONS)}.")
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+    import torchvision_shim  # lets timm be imported with torch for CPUs
+
+    torchvision_shim.install()
+    if not options.tables:
+        for section in options.sections or SECTIONS:
+            measure(section, options.repeats)
+    write_tables()
+
+
+if __name__ == "__main__":
+    main()

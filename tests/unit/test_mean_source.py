@@ -1,5 +1,6 @@
 """Where E[X] and Var[X] come from: batch norm, constants, concatenation, observation."""
 
+import contextlib
 import math
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 
 import selectconv as sc
 from selectconv import BatchNormMean, ConcatMean, ConstantMean, ObservedMean, SelectedMean
+from selectconv.core.kernels import simple_path
 
 # float32 running moments of a few batches.
 FLOAT32_TOLERANCE = 1e-5
@@ -340,3 +342,15 @@ def test_a_mean_source_must_fit_the_layer(source, error, message):
     assert set(layer.state_dict()) >= OBSERVED
     with pytest.raises(error, match=message.replace("mean_source", "mean")):
         sc.SelectConv2d.from_conv(nn.Conv2d(3, 4, 1), mean=source)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 4, 4), (2, 7, 1, 1), (4, 3, 9)])
+def test_the_kernel_observes_what_the_definition_does(shape):
+    x, seen = 3 + torch.randn(shape), []
+    for path in (contextlib.nullcontext, simple_path):
+        conv = (sc.SelectConv2d if x.ndim == 4 else sc.SelectConv1d)(shape[1], 2, 1)
+        conv.mean_source = sc.ObservedMean()
+        with path():
+            conv(x)
+        seen.append((conv.observed_mean, conv.observed_var))
+    torch.testing.assert_close(*seen)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from selectconv.checks import check_count, check_fraction
+from selectconv.core import kernels
 from selectconv.core.moments import (
     Activation,
     expected_activation,
@@ -323,6 +324,8 @@ def _moments(x: Tensor) -> tuple[int, Tensor, Tensor]:
     if count == 0:
         nothing = x.new_zeros(x.shape[1])
         return 0, nothing, nothing
+    if kernels.cpu.can_run(x):
+        return count, *kernels.cpu.moments(x)
     axes = [axis for axis in range(x.ndim) if axis != 1]
     var, mean = torch.var_mean(x, dim=axes, correction=0)
     return count, mean, var

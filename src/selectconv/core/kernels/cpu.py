@@ -81,12 +81,22 @@ def norm_relu_reroute(
 ) -> Tensor:
     """Compute `reroute(relu(norm(x)), ...)` in one pass over `x`; updates the norm's statistics."""
     if norm.training or norm.running_mean is None or norm.running_var is None:
-        mean, var = _moments(x)
+        mean, var = moments(x)
         _update_running(norm, mean, var, x.numel() // x.shape[1])
     else:
         mean, var = norm.running_mean, norm.running_var
     statistics = (mean, torch.rsqrt(var + norm.eps), norm.eps, mean is not norm.running_mean)
     return _run(x, norm.weight, norm.bias, *_shifts(shift, shifted), index, statistics)
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute mean and variance (not the unbiased one) of each channel of `x` (N, C, ...)."""
+    mean, var = x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
+    shape = _Shape(*_sizes(x), 0, not x.is_contiguous(), x.ndim - 2, 0, torch.get_num_threads())
+    library = load_kernel().library
+    assert library is not None
+    _check(library.channel_moments(ctypes.byref(shape), *_pointers(x, mean, var)))
+    return mean, var
 
 
 def _shifts(shift: Tensor | None, shifted: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -215,15 +225,6 @@ def _definition(
             x = F.batch_norm(x, mean, var, bn_weight, bn_bias, eps=ctx.eps)
         x = F.relu(x)
     return define(x, index, shift, shifted)
-
-
-def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    mean, var = x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
-    shape = _Shape(*_sizes(x), 0, not x.is_contiguous(), x.ndim - 2, 0, torch.get_num_threads())
-    library = load_kernel().library
-    assert library is not None
-    _check(library.channel_moments(ctypes.byref(shape), *_pointers(x, mean, var)))
-    return mean, var
 
 
 @torch.no_grad()

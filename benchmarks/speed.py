@@ -1,15 +1,18 @@
 """The measurements behind docs/speed.md, and its tables.
 
-    python benchmarks/speed.py [step masked compressed shifts growth alloc] [--repeats 7]
+    python benchmarks/speed.py [step masked compressed pruning shifts growth alloc] [--repeats 7]
     python benchmarks/speed.py --tables    # write the tables of docs/speed.md from the results
 
 Each section is measured network by network, and saved to results/speed_SECTION.jsonl, in which the
 lines of that network are replaced. CPU time, one thread, all sides of a comparison in turn. Leave
 the machine alone meanwhile. `compressed`: half of the slots of every selective layer are closed, at
-random; in a residual trunk that lets few filters go, so that much is gathered.
+random; in a residual trunk that lets few filters go, so that much is gathered. `pruning`: half of
+the multiply-adds, by de-allocation and by Torch-Pruning. Weights are random, and so are the scales
+and offsets of batch norm: time and size count here, not what the networks compute.
 """
 
 import argparse
+import copy
 import json
 import math
 import statistics
@@ -56,6 +59,7 @@ COMPRESSED = {
     "ResNet-164": Subject("resnet164", 32),
     "U-Net": Subject("benchmarks.networks:unet", 64),
 }
+PRUNING = {name: COMPRESSED[name] for name in ("ResNet-18", "DenseNet-100", "U-Net")}
 SHIFTS = {
     "small MobileNet": Subject("selectconv.reproduce.networks:small_mobilenet", 16, 8),
     "ResNet-164": Subject("resnet164", 32, 8),
@@ -91,6 +95,85 @@ def measure_compressed(subject: Subject, repeats: int) -> Rows:
     return rows
 
 
+def measure_pruning(subject: Subject, repeats: int) -> Rows:
+    """Time networks of half the multiply-adds: ours, and Torch-Pruning's."""
+    side = subject.image_size
+    x = torch.randn(2, 3, side, side)
+    plain = build_network(subject.model, "plain", side).eval()
+    _draw_norms(plain)
+    networks = {
+        "plain": plain,
+        "selectconv": _deallocate(plain, x[:1], 0.5),
+        "Torch-Pruning": _prune(plain, x[:1], 0.5),
+    }
+    rows = []
+    for runtime, open_network in {"eager": _open_eager, "onnxruntime": _open_onnx}.items():
+        opened = {words: open_network(network, x) for words, network in networks.items()}
+        for batch in BATCHES:
+            images = torch.randn(batch, 3, side, side)
+            times = in_turn({words: _call(run, images) for words, run in opened.items()}, repeats)
+            for words in list(opened)[1:]:
+                case = f"{subject.model}, {runtime}, batch {batch}: {words} / plain"
+                line = row("pruning", case, ratios(times[words], times["plain"]), "x")
+                line |= {"runtime": runtime, "batch": batch, "way": words}
+                rows.append({**line, **_sizes(networks[words], plain, x[:1])})
+    return rows
+
+
+def _draw_norms(model: nn.Module) -> None:
+    """Draw scales and offsets of batch norm, as if trained: all equal, they would rank nothing."""
+    generator = torch.Generator().manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            with torch.no_grad():
+                module.weight.copy_(torch.rand(module.num_features, generator=generator))
+                module.bias.copy_(0.3 * torch.randn(module.num_features, generator=generator))
+
+
+def _deallocate(plain: nn.Module, x: Tensor, target: float) -> nn.Module:
+    model = sc.convert(copy.deepcopy(plain), example_input=x)
+    model.train()(x.expand(2, -1, -1, -1))  # for inputs whose mean is observed
+    optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.1, weight_decay=1e-4)
+    allocator = sc.ChannelAllocator(
+        model, optimizer, total_epochs=2, mode="dealloc", target_macs=target, example_input=x
+    )
+    for epoch in range(2):
+        allocator.step(epoch)
+    return sc.compress(model.eval(), x)
+
+
+def _prune(plain: nn.Module, x: Tensor, target: float) -> nn.Module:
+    """Prune by weights' magnitude, every layer by the same part, which is searched for."""
+    import torch_pruning
+
+    dense = sc.count(plain, x).macs
+    low, high, best = 0.0, 0.9, plain
+    gap = math.inf
+    for _ in range(8):
+        part, model = (low + high) / 2, copy.deepcopy(plain)
+        last = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+        torch_pruning.pruner.MagnitudePruner(
+            model,
+            x,
+            importance=torch_pruning.importance.MagnitudeImportance(p=2),
+            pruning_ratio=part,
+            ignored_layers=last,
+        ).step()
+        over = sc.count(model, x).macs / dense - target
+        low, high = (part, high) if over > 0 else (low, part)
+        if abs(over) < gap:
+            gap, best = abs(over), model
+    return best
+
+
+def _sizes(network: nn.Module, plain: nn.Module, x: Tensor) -> dict[str, float]:
+    own, dense = sc.count(network, x), sc.count(plain, x)
+    return {
+        "macs_ratio": round(own.macs / dense.macs, 4),
+        "params_ratio": round(own.params / dense.params, 4),
+    }
+
+
 def _open_eager(network: nn.Module, x: Tensor) -> Run:
     def run(images: Tensor) -> None:
         with torch.inference_mode():
@@ -117,6 +200,7 @@ SECTIONS: dict[str, tuple[dict[str, Subject], Measure]] = {
     "step": (STEP, lambda subject, repeats: measure_selective(repeats, subject)),
     "masked": (MASKED, lambda subject, repeats: measure_infer(repeats, subject)),
     "compressed": (COMPRESSED, measure_compressed),
+    "pruning": (PRUNING, measure_pruning),
     "shifts": (SHIFTS, lambda subject, repeats: measure_infer(repeats, subject, "onnxruntime")),
     "growth": (ONE, lambda subject, repeats: measure_watching(repeats, subject)),
     "alloc": (ONE, lambda subject, repeats: measure_alloc(repeats)),
@@ -232,7 +316,25 @@ def shifts_table() -> Iterable[str]:
     yield f"Median (smallest to largest); {_when(rows)}."
 
 
+def pruning_table() -> Iterable[str]:
+    """Half of the multiply-adds, beside Torch-Pruning."""
+    rows = read("pruning")
+    heads = [f"{words}, {batch}" for words in ("eager", "ONNX") for batch in BATCHES]
+    yield f"| network | way | multiply-adds | parameters | {' | '.join(heads)} |"
+    yield f"|---|---|---:|---:|{'---:|' * len(heads)}"
+    for name in PRUNING:
+        for way in ("selectconv", "Torch-Pruning"):
+            chosen = [r for r in rows if r["network"] == name and r["way"] == way]
+            cells = [f"{line['value']:.2f}" for line in chosen]
+            if chosen:
+                sizes = f"{chosen[0]['macs_ratio']:.2f} | {chosen[0]['params_ratio']:.2f}"
+                yield f"| {name} | {way} | {sizes} | {' | '.join(cells)} |"
+    yield ""
+    yield f"{_when(rows)}."
+
+
 TABLES = {
+    "pruning": pruning_table,
     "step": step_table,
     "compressed": compressed_table,
     "round_to": round_to_table,

@@ -24,7 +24,7 @@ SCALE = "reduced"
 
 def load_groups() -> Iterator[tuple[str, Group]]:
     """Yield the comparisons of every grid that has runs here, with the grid's name."""
-    for table in TABLES:
+    for table in sorted(TABLES):  # the ablation first: the main result
         grid, folder = load_grid(table, SCALE), ROOT / "results" / table / "runs"
         if not folder.is_dir():
             continue
@@ -38,7 +38,7 @@ def load_groups() -> Iterator[tuple[str, Group]]:
 def write_short() -> str:
     """Compare select with plain, one line per training."""
     lines = [
-        "| training | plain | select | change of error | p | change of loss | p |",
+        "| training | plain | select | relative change: error | p | loss | p |",
         "|---|---|---|---|---|---|---|",
     ]
     for _, group in load_groups():
@@ -141,7 +141,8 @@ def write_screening() -> str:
             f"{network}, {row['data']}, {row['images']:,} x {row['epochs']}",
             row["method"] + (", growth by gradient" if row.get("growth") == "gradient" else ""),
             *(str(row[name]) for name in ("seed", "weight_decay", "lr")),
-            *(str(row.get(name, "-")) for name in ("gamma", "grace")),
+            str(row.get("gamma", "-")),
+            "auto" if row.get("gamma") == "auto" else str(row.get("grace", "-")),
             f"{row['holdout_error']:.2f}",
             f"{row['holdout_loss']:.4f}",
         ]

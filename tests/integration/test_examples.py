@@ -133,6 +133,6 @@ def test_the_docs_show_what_the_examples_hold():
     assert len(added) == 4
     assert all(line in twin for line in added)
     example = (EXAMPLES / "lightning_trainer.py").read_text().splitlines()
-    snippet = re.search(r"```py\n(.*?)```", page, re.DOTALL)[1].splitlines()
-    assert [line for line in snippet if line not in example] == []
+    for snippet in re.findall(r"```py\n(.*?)```", page, re.DOTALL):
+        assert [line for line in snippet.splitlines() if line not in example] == []
     assert all(f"../examples/{name}.py" in page for name in [*ENOUGH, "lightning_trainer"])

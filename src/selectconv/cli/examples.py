@@ -6,7 +6,10 @@ Nothing is imported here: `selectconv` alone and `selectconv --help` answer at o
 # The command, and what it is for. {run} is a run's folder, in `next_commands`.
 EXAMPLES: dict[str, list[tuple[str, str]]] = {
     "train": [
-        ("selectconv train --data digits --gamma 0.05 --epochs 10", "a first run, about a minute"),
+        (
+            "selectconv train --data digits --gamma 0.05 --grace 1 --epochs 10",
+            "a first run, about a minute",
+        ),
         ("selectconv train --data cifar10 --dry-run", "what would be done, and how long it takes"),
         ("selectconv train --data imagefolder:photos --gamma 0.01", "your own images"),
         ("selectconv train --model timm:resnet18 --data cifar10", "another network"),
@@ -58,7 +61,10 @@ _NEXT = [
 ]
 
 _START = [
-    ("selectconv train --data digits --gamma 0.05 --epochs 10", "a first run, about a minute"),
+    (
+        "selectconv train --data digits --gamma 0.05 --grace 1 --epochs 10",
+        "a first run, about a minute",
+    ),
     ("selectconv train --help", "the settings, with examples"),
     ("selectconv data list", "data sets; imagefolder:DIR takes your own images"),
     ("selectconv models", "networks"),

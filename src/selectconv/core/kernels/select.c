@@ -186,24 +186,11 @@ static void mix_columns(const float *restrict in, float *restrict out, int64_t r
     }
 }
 
-/* A map of one pixel: along each axis the shift is a factor, near[0], of slope near[1]. */
-static void factor_of(int64_t whole, float fraction, float *near) {
-    near[0] = whole == 0 ? 1 - fraction : whole == -1 ? fraction : 0;
-    near[1] = whole == 0 ? -1 : whole == -1 ? 1 : 0;
-}
-
 /* shift_plane for a narrow map. */
 static void shift_narrow(const float *restrict in, float *restrict out, const Slot *slot, int64_t height,
                          int64_t width, float *restrict scratch) {
     int64_t pixels = height * width, margin = width + 2;
     float far_y = slot->far_down, near_y = 1 - far_y;
-    if (pixels == 1) {
-        float row[2], column[2];
-        factor_of(slot->down, far_y, row);
-        factor_of(slot->right, slot->far_right, column);
-        out[0] = row[0] * in[0] * column[0];
-        return;
-    }
     memset(scratch, 0, (pixels + 2 * margin) * sizeof *scratch);
     float *mixed = scratch + margin;
     Rows near = rows_of(slot->down, height, width), far = rows_of(slot->down + 1, height, width);
@@ -218,15 +205,6 @@ static void shift_narrow_backward(const float *restrict grad_out, const float *r
                                   int64_t width, float *restrict scratch, double *grad_shift) {
     int64_t pixels = height * width, margin = width + 2, plane = pixels + 2 * margin;
     float far_y = slot->far_down, near_y = 1 - far_y, far_x = slot->far_right, near_x = 1 - far_x;
-    if (pixels == 1) {
-        float row[2], column[2], both = grad_out[0] * in[0];
-        factor_of(slot->down, far_y, row);
-        factor_of(slot->right, far_x, column);
-        grad_in[0] += row[0] * column[0] * grad_out[0];
-        grad_shift[0] = row[1] * column[0] * both;
-        grad_shift[1] = row[0] * column[1] * both;
-        return;
-    }
     memset(scratch, 0, plane * sizeof *scratch);
     float *padded = scratch + margin, *grad = scratch + plane, *tilt = grad + pixels;
     float *mixed = scratch + 3 * plane;
@@ -495,6 +473,138 @@ static void forward_last(const Shape *shape, const float *x, const float *scale,
     free(routes.copy_to);
 }
 
+/* Maps this small are shifted by a list of what is read for which pixel, made once for all images. */
+#define TINY 9
+
+typedef struct {
+    int32_t from, to;          /* pixels */
+    float weight;              /* of the one in the other */
+    float by_down, by_right;   /* its derivatives in the shift */
+} Tap;
+
+/* The slots that do not simply read their own channel; `first` has where their taps begin. */
+typedef struct {
+    int64_t count, *slot, *first;
+    Tap *taps;
+    int is_whole; /* all the others are there, each in its place */
+} Taps;
+
+static int is_tiny(const Shape *shape, const float *scale) {
+    return !scale && shape->height * shape->width <= TINY;
+}
+
+static int64_t list_taps(const Slot *slot, int64_t height, int64_t width, Tap *taps) {
+    float rows[2] = {1 - slot->far_down, slot->far_down};
+    float columns[2] = {1 - slot->far_right, slot->far_right};
+    int64_t count = 0;
+    for (int64_t y = 0; y < height; y++)
+        for (int64_t x = 0; x < width; x++)
+            for (int i = 0; i < 2; i++)
+                for (int j = 0; j < 2; j++) {
+                    int64_t row = y + slot->down + i, column = x + slot->right + j;
+                    if (row < 0 || row >= height || column < 0 || column >= width) continue;
+                    taps[count++] = (Tap){(int32_t)(row * width + column), (int32_t)(y * width + x),
+                                          rows[i] * columns[j], i ? columns[j] : -columns[j],
+                                          j ? rows[i] : -rows[i]};
+                }
+    return count;
+}
+
+static int plan_taps(const Shape *shape, const Slot *slots, int64_t open, Taps *plan) {
+    int64_t pixels = shape->height * shape->width, moved = 0;
+    for (int64_t s = 0; s < open; s++) moved += slots[s].is_shifted;
+    plan->slot = malloc((2 * open + 1) * sizeof *plan->slot);
+    plan->taps = malloc((4 * pixels * moved + 1) * sizeof *plan->taps);
+    plan->count = 0;
+    plan->is_whole = open == shape->channels;
+    if (!plan->slot || !plan->taps) return NO_MEMORY;
+    plan->first = plan->slot + open;
+    plan->first[0] = 0;
+    for (int64_t s = 0; s < open; s++) {
+        if (plan->is_whole && !slots[s].is_shifted && slots[s].channel == s) continue;
+        int64_t i = plan->count++, start = plan->first[i];
+        plan->slot[i] = s;
+        plan->first[i + 1] = start;
+        if (slots[s].is_shifted)
+            plan->first[i + 1] += list_taps(&slots[s], shape->height, shape->width, plan->taps + start);
+    }
+    return 0;
+}
+
+static void free_taps(Taps *plan) {
+    free(plan->slot);
+    free(plan->taps);
+}
+
+/* From a pixel to the next one of its channel, in a value of so many channels; and between channels. */
+static int64_t pixel_step(const Shape *shape, int64_t channels) { return shape->channels_last ? channels : 1; }
+
+static int64_t channel_step(const Shape *shape) {
+    return shape->channels_last ? 1 : shape->height * shape->width;
+}
+
+static void forward_tiny(const Shape *shape, const float *x, const Slot *slots, int64_t open, float *y,
+                         int *failed) {
+    int64_t channels = shape->channels, pixels = shape->height * shape->width;
+    int64_t in_step = pixel_step(shape, channels), out_step = pixel_step(shape, open);
+    Taps plan;
+    *failed = plan_taps(shape, slots, open, &plan);
+#pragma omp parallel for num_threads(shape->threads)
+    for (int64_t n = 0; n < shape->images; n++) {
+        if (*failed) continue;
+        const float *image = x + n * channels * pixels;
+        float *made = y + n * open * pixels;
+        if (plan.is_whole) memcpy(made, image, channels * pixels * sizeof *made);
+        for (int64_t i = 0; i < plan.count; i++) {
+            const Slot *slot = &slots[plan.slot[i]];
+            const float *in = image + slot->channel * channel_step(shape);
+            float *out = made + plan.slot[i] * channel_step(shape);
+            for (int64_t p = 0; p < pixels; p++) out[p * out_step] = slot->is_shifted ? 0 : in[p * in_step];
+            for (const Tap *tap = plan.taps + plan.first[i]; tap < plan.taps + plan.first[i + 1]; tap++)
+                out[tap->to * out_step] += tap->weight * in[tap->from * in_step];
+        }
+    }
+    free_taps(&plan);
+}
+
+static void backward_tiny(const Shape *shape, const float *x, const Slot *slots, int64_t open,
+                          const float *grad_y, float *grad_x, double *grad_shift, int *failed) {
+    int64_t channels = shape->channels, pixels = shape->height * shape->width;
+    int64_t in_step = pixel_step(shape, channels), out_step = pixel_step(shape, open);
+    Taps plan;
+    *failed = plan_taps(shape, slots, open, &plan);
+#pragma omp parallel for num_threads(shape->threads)
+    for (int64_t n = 0; n < shape->images; n++) {
+        if (*failed) continue;
+        const float *image = x + n * channels * pixels, *given = grad_y + n * open * pixels;
+        float *made = grad_x + n * channels * pixels;
+        if (plan.is_whole)
+            memcpy(made, given, channels * pixels * sizeof *made);
+        else
+            memset(made, 0, channels * pixels * sizeof *made);
+        for (int64_t i = 0; plan.is_whole && i < plan.count; i++)
+            for (int64_t p = 0; p < pixels; p++)
+                made[plan.slot[i] * channel_step(shape) + p * in_step] = 0;
+        for (int64_t i = 0; i < plan.count; i++) {
+            const Slot *slot = &slots[plan.slot[i]];
+            const float *in = image + slot->channel * channel_step(shape);
+            const float *grad = given + plan.slot[i] * channel_step(shape);
+            float *to = made + slot->channel * channel_step(shape), down = 0, right = 0;
+            if (!slot->is_shifted)
+                for (int64_t p = 0; p < pixels; p++) to[p * in_step] += grad[p * out_step];
+            for (const Tap *tap = plan.taps + plan.first[i]; tap < plan.taps + plan.first[i + 1]; tap++) {
+                float g = grad[tap->to * out_step], both = g * in[tap->from * in_step];
+                to[tap->from * in_step] += tap->weight * g;
+                down += tap->by_down * both;
+                right += tap->by_right * both;
+            }
+            grad_shift[2 * (n * open + plan.slot[i])] = down;
+            grad_shift[2 * (n * open + plan.slot[i]) + 1] = right;
+        }
+    }
+    free_taps(&plan);
+}
+
 /* y (N, open, H, W) from x (N, C, H, W); scale and offset NULL: no batch norm and no ReLU. */
 int select_forward(const Shape *shape, const Allocation *at, const float *x, const float *scale,
                    const float *offset, float *y) {
@@ -504,6 +614,8 @@ int select_forward(const Shape *shape, const Allocation *at, const float *x, con
     int failed = 0;
     if (open < 0)
         failed = BAD_INDEX;
+    else if (open > 0 && is_tiny(shape, scale))
+        forward_tiny(shape, x, slots, open, y, &failed);
     else if (open > 0 && shape->channels_last)
         forward_last(shape, x, scale, offset, slots, open, y, &failed);
     else if (open > 0)
@@ -705,7 +817,9 @@ int select_backward(const Shape *shape, const Allocation *at, const float *x, co
         return NO_MEMORY;
     }
     double *shift_by_image = by_image + 2 * images * channels;
-    if (shape->channels_last)
+    if (is_tiny(shape, scale))
+        backward_tiny(shape, x, slots, open, grad_y, grad_x, shift_by_image, &failed);
+    else if (shape->channels_last)
         backward_last(shape, x, scale, offset, mean, slots, open, grad_y, grad_x, by_image,
                       shift_by_image, &failed);
     else

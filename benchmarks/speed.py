@@ -67,6 +67,7 @@ SHIFTS = {
     "ResNet-18": Subject("timm:resnet18", 32, 8),
 }
 BATCHES = (1, 8, 64)
+CLASSES = 10  # outputs of every network here
 ROUND_TO = (None, 1, 8)
 
 Run = Callable[[Tensor], object]
@@ -80,19 +81,10 @@ def measure_compressed(subject: Subject, repeats: int) -> Rows:
     networks = {"plain": build_network(subject.model, "plain", side).eval()} | {
         f"round_to={number}": sc.compress(closed, x, round_to=number) for number in ROUND_TO
     }
-    macs = {words: sc.count(network, x).macs for words, network in networks.items()}
-    rows = []
-    for runtime, open_network in {"eager": _open_eager, "onnxruntime": _open_onnx}.items():
-        opened = {words: open_network(network, x) for words, network in networks.items()}
-        for batch in BATCHES:
-            images = torch.randn(batch, 3, side, side)
-            times = in_turn({words: _call(run, images) for words, run in opened.items()}, repeats)
-            for words in list(opened)[1:]:
-                case = f"{subject.model}, {runtime}, batch {batch}: {words} / plain"
-                line = row("compressed", case, ratios(times[words], times["plain"]), "x")
-                line |= {"runtime": runtime, "batch": batch, "round_to": words.partition("=")[2]}
-                rows.append({**line, "macs_ratio": round(macs[words] / macs["plain"], 4)})
-    return rows
+    return [
+        {**line, "round_to": line["way"].partition("=")[2]}
+        for line in _compare("compressed", subject, networks, repeats)
+    ]
 
 
 def measure_pruning(subject: Subject, repeats: int) -> Rows:
@@ -106,17 +98,23 @@ def measure_pruning(subject: Subject, repeats: int) -> Rows:
         "selectconv": _deallocate(plain, x[:1], 0.5),
         "Torch-Pruning": _prune(plain, x[:1], 0.5),
     }
-    rows = []
+    return _compare("pruning", subject, networks, repeats)
+
+
+def _compare(section: str, subject: Subject, networks: dict[str, nn.Module], repeats: int) -> Rows:
+    """Time networks over the plain one, for each batch, eager and in ONNX Runtime."""
+    side, rows = subject.image_size, []
+    x = torch.randn(2, 3, side, side)
     for runtime, open_network in {"eager": _open_eager, "onnxruntime": _open_onnx}.items():
-        opened = {words: open_network(network, x) for words, network in networks.items()}
+        opened = {way: open_network(network, x) for way, network in networks.items()}
         for batch in BATCHES:
             images = torch.randn(batch, 3, side, side)
-            times = in_turn({words: _call(run, images) for words, run in opened.items()}, repeats)
-            for words in list(opened)[1:]:
-                case = f"{subject.model}, {runtime}, batch {batch}: {words} / plain"
-                line = row("pruning", case, ratios(times[words], times["plain"]), "x")
-                line |= {"runtime": runtime, "batch": batch, "way": words}
-                rows.append({**line, **_sizes(networks[words], plain, x[:1])})
+            times = in_turn({way: _call(run, images) for way, run in opened.items()}, repeats)
+            for way in (way for way in networks if way != "plain"):
+                case = f"{subject.model}, {runtime}, batch {batch}: {way} / plain"
+                line = row(section, case, ratios(times[way], times["plain"]), "x")
+                line |= {"runtime": runtime, "batch": batch, "way": way}
+                rows.append({**line, **_sizes(networks[way], networks["plain"], x[:1])})
     return rows
 
 
@@ -151,13 +149,17 @@ def _prune(plain: nn.Module, x: Tensor, target: float) -> nn.Module:
     gap = math.inf
     for _ in range(8):
         part, model = (low + high) / 2, copy.deepcopy(plain)
-        last = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+        classes = [
+            layer
+            for layer in model.modules()
+            if isinstance(layer, nn.Linear) or getattr(layer, "out_channels", None) == CLASSES
+        ]
         torch_pruning.pruner.MagnitudePruner(
             model,
             x,
             importance=torch_pruning.importance.MagnitudeImportance(p=2),
             pruning_ratio=part,
-            ignored_layers=last,
+            ignored_layers=classes,
         ).step()
         over = sc.count(model, x).macs / dense - target
         low, high = (part, high) if over > 0 else (low, part)
@@ -349,7 +351,8 @@ def write_tables(page: Path = PAGE) -> None:
         if not read("compressed" if name == "round_to" else name):
             continue
         begin, end = f"<!-- begin of {name} -->\n", f"<!-- end of {name} -->"
-        before, _, rest = text.partition(begin)
+        before, marker, rest = text.partition(begin)
+        assert marker, f"{page} has no place for the table {name!r}"
         text = before + begin + "\n".join(table()) + "\n" + end + rest.partition(end)[2]
     page.write_text(text, encoding="utf-8")
 

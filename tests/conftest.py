@@ -1,7 +1,6 @@
 """Settings of the whole suite: every test starts from the same state and leaves it as it was."""
 
 import os
-import signal
 
 # oneDNN picks AMX kernels for bfloat16 that die on some machines; set before its first operation.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -31,7 +30,6 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _same_state_for_every_test():
     environment = dict(os.environ)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     random_state = torch.get_rng_state()
     dtype, threads, grad = (
         torch.get_default_dtype(),
@@ -40,8 +38,6 @@ def _same_state_for_every_test():
     )
     torch.manual_seed(0)
     yield
-    for number, handler in handlers.items():  # a failed `selectconv train` ignores them
-        signal.signal(number, handler)
     torch.set_rng_state(random_state)
     torch.set_default_dtype(dtype)
     torch.set_num_threads(threads)

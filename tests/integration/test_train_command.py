@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -384,6 +385,7 @@ def test_an_interrupted_run_says_so(tmp_path, capsys, monkeypatch):
     assert main(["train", *SMALL, "--out", str(out)]) == 130
     assert f"interrupted; continue with --resume --out {out}" in complaint(capsys)
     assert run_folder.RunFolder(out).status() == "interrupted"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # Ctrl-C still works
 
 
 @pytest.mark.parametrize("flag", ["--resume", "--overwrite"])

@@ -416,3 +416,30 @@ def test_few_graphs_serve_many_allocations():
     assert allocations >= 6
     assert len(graphs) <= 16
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_default_dtype_is_not_that_of_the_output(dtype):
+    layer, x = moved_layer(), torch.randn(2, 8, 6, 6)
+    want = layer(x)
+    torch.set_default_dtype(dtype)
+    assert torch.equal(layer(x), want)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own jvp
+@pytest.mark.parametrize("make", [sc.SelectConv2d, lambda *sizes: moved_layer()])
+def test_functions_of_torch_func_compute_the_definition(make):
+    layer, x = make(8, 4, 1), torch.randn(2, 8, 6, 6)
+    leaf = x.clone().requires_grad_()
+    layer(leaf).square().sum().backward()
+    grad = torch.func.grad(lambda t: layer(t).square().sum())(x)
+    torch.testing.assert_close(grad, leaf.grad, rtol=1e-4, atol=1e-5)
+    _, tangent = torch.func.jvp(lambda t: layer(t).square().sum(), (x,), (torch.ones_like(x),))
+    torch.testing.assert_close(tangent, leaf.grad.sum(), rtol=1e-3, atol=1e-3)
+
+
+def test_what_a_layer_remembers_of_its_slots_is_not_saved():
+    layer = moved_layer()
+    layer(torch.randn(1, 8, 4, 4))
+    assert "_last_slots" in vars(layer)
+    assert "_last_slots" not in vars(copy.deepcopy(layer))

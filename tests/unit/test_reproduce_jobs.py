@@ -107,8 +107,11 @@ def test_never_more_runs_at_a_time_than_asked_for(tmp_path, script):
     assert max(seen) == 2
 
 
-def test_an_interrupt_ends_the_runs(tmp_path, script):
-    script("import os, sys, time; print(os.getpid(), flush=True); time.sleep(60)")
+@pytest.mark.parametrize("listens", [True, False])
+def test_an_interrupt_ends_the_runs(listens, tmp_path, script, monkeypatch):
+    deaf = "" if listens else "signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    script(f"import os, signal, sys, time; {deaf}print(os.getpid(), flush=True); time.sleep(60)")
+    monkeypatch.setattr("selectconv.reproduce.local_engine._PATIENCE_S", 0.5)
     log = tmp_path / "logs" / "a.txt"
 
     def interrupt(seconds):
@@ -122,7 +125,9 @@ def test_an_interrupt_ends_the_runs(tmp_path, script):
             run_local([planned()], tmp_path, 1, lambda outcome: None)
     with pytest.raises(ProcessLookupError):
         os.kill(int(log.read_text().splitlines()[0]), 0)
-    assert "KeyboardInterrupt" in log.read_text()  # a training calls itself interrupted, not failed
+    assert (
+        "KeyboardInterrupt" in log.read_text()
+    ) is listens  # a training calls itself interrupted, not failed
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")

@@ -7,7 +7,9 @@ line that says what is wrong and what is accepted. A verb is imported when it is
 import difflib
 import errno
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -41,9 +43,21 @@ _BAD_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        return _answer(sys.argv[1:])
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        return _run(words)
+        return _answer(arguments)
+    finally:  # a training that failed ignores both, and this process goes on
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+def _answer(words: Sequence[str]) -> int:
+    """Do what the words say; what goes wrong becomes one line and an exit code."""
+    try:
+        return _run(list(words))
     except (UsageError, ConversionError) as error:
         return complain(2, str(error))
     except SelectConvError as error:  # before ValueError, which some of them are as well

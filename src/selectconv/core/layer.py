@@ -197,6 +197,9 @@ class SelectConvNd(SlottedConvNd):
         # torch.where keeps the memory format; masked_fill makes its copy contiguous.
         return torch.where(self.gate.view(1, -1, *[1] * self._num_axes), rebuilt, 0.0)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_last_slots"}
+
     def _is_input(self, x: Tensor) -> bool:
         """Tell whether `x` is (N, I, ...) or unbatched (I, ...)."""
         axes = self._num_axes

@@ -106,8 +106,16 @@ def reroute(x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | No
 
 
 def can_read(tensor: Tensor) -> bool:
-    """Tell whether a decision may depend on a tensor's values: not compiled, not on meta."""
-    return not (torch.compiler.is_compiling() or tensor.is_meta)
+    """Tell whether a decision may depend on a tensor's values.
+
+    Not if it is compiled, transformed by `torch.func`, on meta, fake, or made of other tensors.
+    """
+    return not (
+        torch.compiler.is_compiling()
+        or tensor.is_meta
+        or type(tensor) not in (Tensor, torch.nn.Parameter)
+        or torch._C._are_functorch_transforms_active()
+    )
 
 
 def shift_channels(x: Tensor, b: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from selectconv.reproduce.grid import PlannedRun
 from selectconv.reproduce.jobs import Outcome, conclude, start
 
 _POLL_S = 0.2
+_PATIENCE_S = 10  # for a run to end by itself
 
 
 def threads_of(jobs: int) -> int:
@@ -50,7 +51,19 @@ def run_local(
                     running.remove((run, process))
                     report(conclude(run, out, process.returncode))
     finally:
-        for _, process in running:  # interrupted: the runs are told so, and can be resumed
+        _stop([process for _, process in running])
+
+
+def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Interrupt runs, which then say so and can be resumed; end those that do not listen."""
+    for process in processes:
+        if os.name == "posix":
             process.send_signal(signal.SIGINT)
-        for _, process in running:
+        else:
+            process.terminate()
+    for process in processes:
+        try:
+            process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
             process.wait()

@@ -131,7 +131,8 @@ def _select(
         scale = bn_weight * statistics[1]
         offset = torch.addcmul(bn_bias, statistics[0], scale, value=-1)
     images, _, *axes = x.shape
-    out = torch.empty((images, index.numel(), *axes), memory_format=_format(x))
+    size = (images, index.numel(), *axes)
+    out = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=_format(x))
     shape, allocation = _describe(x, index, shift, shifted, scale is not None)
     _check(
         load_kernel().library.select_forward(  # type: ignore[union-attr]

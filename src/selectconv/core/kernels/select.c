@@ -489,8 +489,12 @@ typedef struct {
     int is_whole; /* all the others are there, each in its place */
 } Taps;
 
-static int is_tiny(const Shape *shape, const float *scale) {
-    return !scale && shape->height * shape->width <= TINY;
+/* The list pays where it serves several images, and where all other slots are copied at once. */
+static int is_tiny(const Shape *shape, const float *scale, const Slot *slots, int64_t open) {
+    int64_t pixels = shape->height * shape->width, moved = 0;
+    if (scale || pixels > TINY || open != shape->channels || (shape->images == 1 && pixels > 1)) return 0;
+    for (int64_t s = 0; s < open; s++) moved += slots[s].is_shifted;
+    return moved > 0;
 }
 
 static int64_t list_taps(const Slot *slot, int64_t height, int64_t width, Tap *taps) {
@@ -614,7 +618,7 @@ int select_forward(const Shape *shape, const Allocation *at, const float *x, con
     int failed = 0;
     if (open < 0)
         failed = BAD_INDEX;
-    else if (open > 0 && is_tiny(shape, scale))
+    else if (open > 0 && is_tiny(shape, scale, slots, open))
         forward_tiny(shape, x, slots, open, y, &failed);
     else if (open > 0 && shape->channels_last)
         forward_last(shape, x, scale, offset, slots, open, y, &failed);
@@ -817,7 +821,7 @@ int select_backward(const Shape *shape, const Allocation *at, const float *x, co
         return NO_MEMORY;
     }
     double *shift_by_image = by_image + 2 * images * channels;
-    if (is_tiny(shape, scale))
+    if (is_tiny(shape, scale, slots, open))
         backward_tiny(shape, x, slots, open, grad_y, grad_x, shift_by_image, &failed);
     else if (shape->channels_last)
         backward_last(shape, x, scale, offset, mean, slots, open, grad_y, grad_x, by_image,

@@ -5,7 +5,7 @@ Triton is no dependency: it comes with torch's CUDA builds, and is imported when
 """
 
 import functools
-import importlib
+import importlib.util
 import os
 import subprocess
 from types import SimpleNamespace
@@ -22,6 +22,7 @@ _OLDEST = (7, 0)  # compute capability: Triton compiles for no GPU before Volta
 _TILE = 1024  # elements that a program holds
 _CHANNELS = 32  # of them, in channels last: neighbours in memory
 _ELEMENTS_A_WARP = 256
+_IS_INSTALLED = importlib.util.find_spec("triton") is not None
 # Triton and the functions that kernels call. Triton looks up the names in a kernel among the
 # module's globals, not in an enclosing function: `_kernels` sets them.
 tl: Any
@@ -44,7 +45,7 @@ def can_run(x: Tensor) -> bool:
     Not float64, not three spatial axes, and nothing that watches single operations.
     """
     return (
-        (x.is_cuda or _is_interpreted())
+        (x.is_cuda or (_IS_INSTALLED and _is_interpreted()))
         and type(x) in (Tensor, torch.nn.Parameter)
         and not is_simple()
         and not is_watched()

@@ -20,6 +20,7 @@ PAGES = {ROOT / "README.md": "short", ROOT / "results" / "README.md": "long"}
 FIGURE = ROOT / "results" / "pairs.svg"
 BEGIN, END = "<!-- from here: results/make_summary.py -->", "<!-- to here -->"
 SCALE = "reduced"
+COMPRESSION = "table2"  # its networks have half of the multiply-adds: not for the short table
 
 
 def load_groups() -> Iterator[tuple[str, Group]]:
@@ -35,17 +36,22 @@ def load_groups() -> Iterator[tuple[str, Group]]:
             yield table, group
 
 
+def load_pairs() -> Iterator[tuple[Group, Row, Answer]]:
+    """Yield each comparison of select with plain at the same size: its row and its answer."""
+    for table, group in load_groups():
+        select = group.find("select")
+        found = None if select is None else answer(group).get(select.key)
+        if table != COMPRESSION and select is not None and found is not None:
+            yield group, select, found
+
+
 def write_short() -> str:
     """Compare select with plain, one line per training."""
     lines = [
         "| training | plain | select | relative change: error | p | loss | p |",
         "|---|---|---|---|---|---|---|",
     ]
-    for _, group in load_groups():
-        select = group.find("select")
-        found = None if select is None else answer(group).get(select.key)
-        if select is None or found is None:
-            continue
+    for group, select, found in load_pairs():
         missing = f" ({found.num_missing} runs missing)" if found.num_missing else ""
         cells = [f"{group.title}{missing}", show(found.error.against), show(select)]
         for question in (found.error, found.loss):
@@ -77,11 +83,7 @@ LEFT, WIDTH, STRIP, TOP = 350, 820, 54, 40  # of the figure, in pixels
 def draw_pairs() -> str:
     """Draw each pair's change of error, select against plain of the same seed, as SVG."""
     strips = []
-    for _, group in load_groups():
-        select = group.find("select")
-        found = None if select is None else answer(group).get(select.key)
-        if select is None or found is None:
-            continue
+    for group, select, found in load_pairs():
         before, after = found.error.against.measured("error"), select.measured("error")
         seeds = found.error.result.seeds
         base = sum(before[seed] for seed in seeds) / len(seeds)

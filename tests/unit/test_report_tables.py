@@ -71,8 +71,8 @@ def test_ways_of_selecting_are_rows_of_one_table(tmp_path):
     names = [row[0] for row in build_table(group).rows]
     assert names == [
         "plain",
-        "+D+R zero+shift (select) [gamma 0.2, grace 1]",
-        "+D+R zero+shift (select) [gamma 0.3, grace 1]",
+        "+D+R zero+shift (select) (gamma 0.2) [grace 1]",
+        "+D+R zero+shift (select) (gamma 0.3) [grace 1]",
     ]
 
 

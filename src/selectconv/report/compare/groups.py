@@ -89,20 +89,21 @@ class Row:
         runs: the finished ones, by seed.
         missing: why a run is not among them, by its name.
         is_held_out: the endpoint is every image that was not trained on, not the test images alone.
-        tuned: the settings of `tuning` in which the rows of its comparison differ.
+        told: settings that are part of its name: tuning in which the rows of its comparison
+            differ, and ways of selecting in which rows of the same name do.
     """
 
     key: RowKey
     runs: dict[int, Run]
     missing: dict[str, str]
     is_held_out: bool = False
-    tuned: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        """Its method and, where rows differ in them, learning rate and weight decay."""
-        values = json.loads(self.key.tuning)
-        words = [f"{name} {values[name]:g}" for name in self.tuned]
+        """Its method, and the settings that tell it from other rows."""
+        values = {**json.loads(self.key.selection), **json.loads(self.key.tuning)}
+        words = [f"{name} {values[name]}" for name in self.told]
         return f"{self.key.name} ({', '.join(words)})" if words else self.key.name
 
     @property
@@ -229,13 +230,18 @@ def group_runs(
     ordered = sorted(groups.values(), key=lambda group: group.key)
     for group in ordered:
         group.rows = dict(sorted(group.rows.items()))
-        tunings = [json.loads(key.tuning) for key in group.rows]
-        tuned = tuple(n for n in tunings[0] if any(one[n] != tunings[0][n] for one in tunings))
-        for row in group.rows.values():
+        tuned = _differing(key.tuning for key in group.rows)
+        for key, row in group.rows.items():
             row.is_held_out = group.is_held_out
-            row.tuned = tuned
+            row.told = tuned + _differing(k.selection for k in group.rows if k.name == key.name)
     _tell_apart(ordered)
     return ordered
+
+
+def _differing(settings: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the settings, each given as JSON, that are not the same in all."""
+    first, *others = map(json.loads, settings)
+    return tuple(name for name in first if any(one[name] != first[name] for one in others))
 
 
 def find_duplicates(runs: Iterable[Run]) -> list[str]:

@@ -169,7 +169,7 @@ def _method_name(row: Row) -> str:
 def _selection_words(row: Row) -> str:
     selection: Mapping[str, Any] = json.loads(row.key.selection)
     budget = [name for name in ("target_macs", "target_params") if selection.get(name)]
-    names = (*(budget or ["gamma"]), "grace")
+    names = [name for name in (*(budget or ["gamma"]), "grace") if name not in row.told]
     words = [f"{name} {_short(selection[name])}" for name in names if selection.get(name)]
     return f" [{', '.join(words)}]" if words else ""
 

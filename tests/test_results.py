@@ -60,9 +60,8 @@ def test_runs_are_whole_and_those_of_the_grid(table):
 
 
 @pytest.mark.parametrize("table", GRIDS)
-def test_a_method_was_run_by_one_commit(table):
-    by_method = {}
-    for run in collect([RESULTS / table / "runs"]).runs:
-        key = (run.config.method, run.config.model_options.get("placement"))
-        by_method.setdefault(key, set()).add(run.environment["commit"])
-    assert all(len(commits) == 1 for commits in by_method.values()), by_method
+def test_a_method_of_a_comparison_was_run_by_one_commit(table):
+    for group in group_runs(collect([RESULTS / table / "runs"]).runs):
+        for row in group.rows.values():
+            commits = {run.environment["commit"] for run in row.runs.values()}
+            assert len(commits) == 1, (group.title, row.name)

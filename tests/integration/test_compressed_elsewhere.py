@@ -1,8 +1,4 @@
-"""Compressed models can be traced, scripted, exported and quantized, as plain networks can.
-
-PT2E quantization left torch for torchao, which is not installed here; it starts from what
-`torch.export` returns, and that is tested.
-"""
+"""Compressed models can be traced, scripted, exported and quantized, as plain networks can."""
 
 import pytest
 import torch
@@ -82,3 +78,20 @@ def test_a_compressed_model_goes_where_plain_ones_go(way, name):
     with torch.no_grad():
         got = way(small)(X)
     assert (got - want).abs().max() < WAYS[way] * want.abs().max()
+
+
+# Not the DenseNet, which takes a minute and whose plain twin is far from itself in 8 bits, too.
+@pytest.mark.parametrize("name", ["sequential", "residual"])
+def test_pt2e_quantization_takes_compressed_models(name):
+    pytest.importorskip("torchao", reason="PT2E quantization is torchao's")
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    small = sc.compress(selective(name), X)
+    quantizer = x86.X86InductorQuantizer()
+    quantizer.set_global(x86.get_default_x86_inductor_quantization_config())
+    with torch.no_grad():
+        prepared = prepare_pt2e(exported(small), quantizer)
+        prepared(X)
+        want, got = small(X), convert_pt2e(prepared)(X)
+    assert 0 < (got - want).abs().max() < INT8_TOLERANCE * want.abs().max()

@@ -49,8 +49,19 @@ def test_followers_follow_and_the_right_optimizer_is_found(said):
     assert said["optimizer of the layers"]
 
 
+def test_a_budget_is_kept(said):
+    assert said["part left by the budget"] < 0.75
+
+
 def test_refuses_in_words(said):
-    wanted = ("`gamma`", "'select'?", "'gama'", "no selective layers", "no `max_epochs`")
+    wanted = (
+        "`gamma`",
+        "'select'?",
+        "'gama'",
+        "`target_macs`",
+        "no selective layers",
+        "no `max_epochs`",
+    )
     assert all(part in text for part, text in zip(wanted, said["refusals"], strict=True))
 
 

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from selectconv.__main__ import main
-from selectconv.train import network
+from selectconv.errors import DataError
+from selectconv.train import loop, network
 from selectconv.train.run_folder import RunFolder
 from selectconv.zoo import create_model
 
@@ -135,6 +136,27 @@ def test_a_broken_file_is_named_and_leaves_no_folder_that_blocks_the_next_try(
     assert "dog/3.png cannot be decoded" in complaint(capsys)
     broken.write_bytes(whole)
     assert train(pets, tmp_path / "run") == 0
+
+
+def test_images_that_fail_later_leave_what_was_trained(pets, tmp_path, capsys, monkeypatch):
+    epoch = loop.Training.run_epoch
+
+    def fail_in_the_second(self, number, display):
+        if number == 1:
+            raise DataError("dog/3.png cannot be read just now.")
+        return epoch(self, number, display)
+
+    monkeypatch.setattr(loop.Training, "run_epoch", fail_in_the_second)
+    assert train(pets, tmp_path / "run") == 1
+    assert "cannot be read just now" in complaint(capsys)
+    folder = RunFolder(tmp_path / "run")
+    assert folder.status() == "failed"
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
+    monkeypatch.undo()
+    narrow = functools.partial(create_model, growth_rate=4, units=(1, 1, 1))
+    monkeypatch.setattr(network, "create_model", narrow)
+    assert main(["train", "--resume", "--out", str(tmp_path / "run")]) == 0
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 def test_a_wrong_folder_is_the_users_mistake(tmp_path, capsys):

@@ -31,6 +31,9 @@ class Module(pl.LightningModule):
         super().__init__()
         self.net = net
 
+    def forward(self, x):  # what a budget counts
+        return self.net(x)
+
     def training_step(self, batch, number):
         return F.cross_entropy(self.net(batch[0]), batch[1])
 
@@ -149,10 +152,18 @@ def main(folder):
     fit(f"{folder}/e", two, [callback], epochs=2)
     said["optimizer of the layers"] = callback.allocator.optimizer is two.optimizers()[1].optimizer
 
+    x = images(1)[0]
+    budgeted = ChannelAllocation(**OPTIONS, target_macs=0.7, example_input=x)
+    module = fresh()
+    dense = sc.count(module.net, x).macs
+    fit(f"{folder}/h", module, [budgeted], epochs=4)
+    said["part left by the budget"] = sc.count(module.net, x).macs / dense
+
     said["refusals"] = [
         refusal(lambda: ChannelAllocation(gamma=2.0)),
         refusal(lambda: ChannelAllocation(mode="selct")),
         refusal(lambda: ChannelAllocation(gama=0.1)),
+        refusal(lambda: ChannelAllocation(target_macs=1.5)),
         refusal(lambda: fit(f"{folder}/f", Module(conv_net(convert=False)), [ChannelAllocation()])),
         refusal(lambda: fit(f"{folder}/g", fresh(), [ChannelAllocation()], epochs=-1, max_steps=1)),
     ]

@@ -392,6 +392,7 @@ def test_a_plan_is_true_when_it_changes_something():
         pytest.param({"closed": 3, "opened": []}, id="closed is no list"),
         pytest.param({"closed": ["a"], "opened": []}, id="a slot is a word"),
         pytest.param({"closed": [2.7], "opened": []}, id="a slot is a fraction"),
+        pytest.param({"closed": [2**70], "opened": []}, id="a slot overflows"),
         pytest.param({"closed": [math.inf], "opened": []}, id="a slot is infinite"),
         pytest.param({"closed": [2**70], "opened": []}, id="a slot beyond int64"),
         pytest.param({"closed": [], "opened": [[0, 1]]}, id="a row of two"),

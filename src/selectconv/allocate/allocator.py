@@ -139,6 +139,11 @@ class ChannelAllocator:
         self.budget = build_budget(self.model, targets, example_input, num_steps)
         level: float | AutoGamma
         if isinstance(self.gamma, str):
+            if self.budget is not None:
+                raise ValueError(
+                    f"`gamma` 'auto' and `{self.budget.name}` exclude each other: a target solves "
+                    "for gamma itself."
+                )
             level = AutoGamma(self.total_epochs, self.stop_at, reopens=self._reopens)
             self.grace = max(self.grace, level.grace)
         else:

@@ -122,7 +122,7 @@ def _closing_order(
     place = (of_group.cumsum(dim=1) * of_group).sum(dim=0)  # 1 for the first slot of its group
     slots = slots[place <= room[slots // width]]
     levels = necdm[slots].cumsum(dim=0).amax(dim=1) if len(slots) else largest[:0]
-    return slots.cpu(), levels.double().cpu()
+    return slots.cpu(), levels.cpu().double()
 
 
 def num_kept(width: int) -> int:

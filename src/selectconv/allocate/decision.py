@@ -51,11 +51,6 @@ class Decision:
         budget: Budget | None,
         watch: Watch | None,
     ) -> None:
-        if isinstance(gamma, AutoGamma) and budget is not None:
-            raise ValueError(
-                f"`gamma` 'auto' and `{budget.name}` exclude each other: a target solves for gamma "
-                "itself."
-            )
         self.model = model
         self.gamma = gamma
         self.damage = damage

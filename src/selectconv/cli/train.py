@@ -140,7 +140,7 @@ def run(options: Namespace) -> int:
             "--resume and --overwrite exclude each other: continue the run, or start again."
         )
     config, folder = choose_run(given, options.out, resume=options.resume)
-    is_first = int(os.environ.get("RANK", "0")) == 0
+    is_first = _is_first()
     if options.resume and folder.is_finished(config.epochs):
         if is_first:
             print(f"{folder.path} is finished already.")
@@ -213,18 +213,27 @@ def carry_out(
         raise KeyboardInterrupt(
             f"interrupted; continue with --resume --out {folder.path}."
         ) from None
-    except DataError:
-        if not resume:
-            _try(folder.clear)  # nothing was trained: the next try finds an empty folder
-        raise
     except Exception as error:
         message = " ".join(str(error).split())
-        _try(lambda: _set_status(folder, "failed", message))
+        if isinstance(error, DataError) and not resume and not (folder / CHECKPOINT).exists():
+            _try(lambda: _clear(folder))  # nothing was trained: the next try finds an empty folder
+        else:
+            _try(lambda: _set_status(folder, "failed", message))
         raise
+
+
+def _is_first() -> bool:
+    """Return whether this is the process that looks after the run's folder."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def _clear(folder: RunFolder) -> None:
+    if _is_first():
+        folder.clear()
 
 
 def _set_status(folder: RunFolder, status: str, message: str | None = None) -> None:
-    if int(os.environ.get("RANK", "0")) == 0:
+    if _is_first():
         folder.set_status(status, message)
 
 

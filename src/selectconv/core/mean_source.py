@@ -71,10 +71,11 @@ class BatchNormMean:
     def var(self) -> Tensor:
         """Compute Var[X], (C,)."""
         with torch.no_grad():
-            beta, gamma = (moment.to(torch.float64) for moment in self._normal())
+            like = self._normal()[0]
+            beta, gamma = (moment.cpu().double() for moment in self._normal())  # MPS has none
             first = expected_activation(beta, gamma, self.act)
             second = expected_square_activation(beta, gamma, self.act)
-            return (second - first * first).clamp(min=0.0).to(self._normal()[0].dtype)
+            return (second - first * first).clamp(min=0.0).to(like.dtype).to(like.device)
 
     def batch_norms(self) -> Iterator[_BatchNorm]:
         """Yield the batch norms that the source reads."""

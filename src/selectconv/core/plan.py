@@ -118,7 +118,7 @@ class LayerPlan:
                 else None,
                 weight_seed=None if seed is None else as_int(seed),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:  # Runtime: 2**70
             raise AllocationError(
                 "A layer's plan needs `closed` (slots) and `opened` (rows of slot, source and shift"
                 f" or null); reading it failed: {error}."

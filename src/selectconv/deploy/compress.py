@@ -310,6 +310,6 @@ def largest_difference(want: Tensor, got: Tensor) -> float:
         return float("inf")
     if want.numel() == 0:
         return 0.0
-    want, got = want.double(), got.double()
+    want, got = want.cpu().double(), got.cpu().double()  # MPS has no float64
     worst = (want - got).abs().max() / want.abs().max().clamp(min=1e-12)
     return float(worst) if not torch.isnan(worst) else float("inf")

@@ -71,7 +71,7 @@ def open_session(model: bytes | str | os.PathLike[str]) -> Any:
     """Return a function that runs an ONNX model on tensors, with as many threads as torch uses.
 
     Raises:
-        ExportError: onnxruntime is not installed.
+        ExportError: onnxruntime is not installed, or cannot run the model.
     """
     onnxruntime = _import("onnxruntime")
     options = onnxruntime.SessionOptions()
@@ -79,7 +79,11 @@ def open_session(model: bytes | str | os.PathLike[str]) -> Any:
     options.inter_op_num_threads = 1
     options.log_severity_level = 3  # errors
     content = model if isinstance(model, bytes) else os.fspath(model)
-    session = onnxruntime.InferenceSession(content, options, ["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(content, options, ["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions have no base of their own
+        reason = " ".join(str(error).split())[:300]
+        raise ExportError(f"onnxruntime cannot load the model: {reason}") from error
     names = [entry.name for entry in session.get_inputs()]
 
     def run(*tensors: Tensor) -> list[Tensor]:
@@ -125,6 +129,11 @@ def _export(plain: nn.Module, example_input: Any) -> bytes:
         )
         assert program is not None
         proto = program.model_proto
+        # Noted shapes can be inferred, and onnxruntime's quantizer trips over them: it transposes
+        # weights, whose noted shape is then wrong.
+        del proto.graph.value_info[:]
+        _import("onnx").checker.check_model(proto)
+        content = bytes(proto.SerializeToString())
     except Exception as error:  # anything may fail inside the exporter
         reason = " ".join(str(error).split())[:300]
         raise ExportError(f"the model cannot be expressed in ONNX: {reason}") from error
@@ -133,11 +142,7 @@ def _export(plain: nn.Module, example_input: Any) -> bytes:
         raise ExportError(
             f"the model needs operators of {sorted(foreign)}, not standard ones only."
         )
-    # Noted shapes can be inferred, and onnxruntime's quantizer trips over them: it transposes
-    # weights, whose noted shape is then wrong.
-    del proto.graph.value_info[:]
-    _import("onnx").checker.check_model(proto)
-    return bytes(proto.SerializeToString())
+    return content
 
 
 @contextmanager

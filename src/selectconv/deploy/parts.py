@@ -215,7 +215,7 @@ def _stack(rows: list[Channels]) -> Channels:
 
 def conv_weight(part: Part) -> Tensor:
     """Build the conv's weight for what a part reads; what it reads of no slot has weight zero."""
-    weight = part.conv.weight.detach()
+    weight = part.conv.weight.detach().cpu()  # MPS has no float64
     width = part.conv.in_channels // part.conv.groups
     shape = (*part.filters.shape, part.sources.shape[1], *part.conv.kernel_size)
     out = weight.new_zeros(shape, dtype=torch.float64)
@@ -228,8 +228,8 @@ def conv_weight(part: Part) -> Tensor:
             place = np.argmax(part.sources[group][None] == index[:, None], axis=1)
         filters = torch.from_numpy(part.filters[group])
         own = weight[filters][:, torch.from_numpy(slots % width)].double()
-        out[group].index_add_(1, torch.from_numpy(place).to(out.device), own)
-    return out.flatten(0, 1).to(weight.dtype)
+        out[group].index_add_(1, torch.from_numpy(place), own)
+    return out.flatten(0, 1).to(weight.dtype).to(part.conv.weight.device)
 
 
 def stencil_weight(part: Part) -> Tensor:
@@ -237,7 +237,8 @@ def stencil_weight(part: Part) -> Tensor:
     slots = part.slots.reshape(-1)
     weight = torch.zeros(len(slots), *part.stencil_size, dtype=torch.float64)
     weight[torch.from_numpy(slots != _NONE)] = _stencils(part, slots[slots != _NONE])
-    return weight.unsqueeze(1).to(part.conv.weight)
+    like = part.conv.weight
+    return weight.unsqueeze(1).to(like.dtype).to(like.device)
 
 
 def _stencils(part: Part, slots: Channels) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from selectconv.allocate.allocator import MODES, ChannelAllocator
+from selectconv.allocate.budget import check_targets
 from selectconv.allocate.report import AllocationReport
 from selectconv.checks import check_choice
 from selectconv.core.models import selective_layers
@@ -15,6 +16,8 @@ from selectconv.extras import needing
 
 with needing("lightning", "selectconv.integrations.lightning", "selectconv[lightning]"):
     from lightning.pytorch import Callback, LightningModule, Trainer
+
+_NEED_THE_MODEL = ("mode", "target_macs", "target_params", "example_input")
 
 
 class ChannelAllocation(Callback):
@@ -32,7 +35,8 @@ class ChannelAllocation(Callback):
         total_epochs: the length of the training; None: the trainer's `max_epochs`.
         log: whether to log the numbers of moved and closed slots.
         followers: copies of the `LightningModule` that get the same plan.
-        options: the other options of `ChannelAllocator`: gamma, top_k, stop_at, grace, mode, ...
+        options: the other options of `ChannelAllocator`: gamma, top_k, stop_at, grace, mode, ...;
+            a target (`target_macs`) counts the `LightningModule`'s own `forward`.
 
     Attributes:
         allocator: the allocator, once the training has begun.
@@ -57,7 +61,9 @@ class ChannelAllocation(Callback):
     ) -> None:
         # Refuse what the allocator would refuse now, not after the data has been loaded.
         check_choice("mode", options.get("mode", "select"), MODES)
-        ChannelAllocator(nn.Module(), total_epochs=1, **{**options, "mode": "none"})
+        check_targets(options.get("target_macs"), options.get("target_params"))
+        others = {name: value for name, value in options.items() if name not in _NEED_THE_MODEL}
+        ChannelAllocator(nn.Module(), total_epochs=1, mode="none", **others)
         self.total_epochs = total_epochs
         self._logs = log  # Lightning gives every callback a `log` of its own
         self.followers = list(followers)

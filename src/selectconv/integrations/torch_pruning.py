@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from selectconv.checks import check_choice
 from selectconv.core.ecdm import ecdm, normalize_ecdm, rms_damage
-from selectconv.core.moments import expected_activation
+from selectconv.core.moments import expected_activation, expected_square_activation
 from selectconv.extras import needing
 from selectconv.trace.operations import TABLE, Family
 
@@ -150,7 +150,8 @@ def _find_moments(node: Any, known: dict[Any, Moments | None]) -> Moments | None
     module = node.module
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         if module.weight is None:
-            zeros = torch.zeros(module.num_features)
+            like = module.running_mean
+            zeros = torch.zeros(module.num_features) if like is None else torch.zeros_like(like)
             return zeros, zeros + 1
         return module.bias, module.weight.square()
     if isinstance(module, nn.modules.conv._ConvNd | nn.Linear):
@@ -196,7 +197,7 @@ def _activate(moments: Moments, act: Any) -> Moments:
     mean, var = moments
     std = var.sqrt()
     first = expected_activation(mean, std, act)
-    second = expected_activation(mean, std, lambda x: act(x).square())
+    second = expected_square_activation(mean, std, act)
     return first, (second - first.square()).clamp(min=0)
 
 

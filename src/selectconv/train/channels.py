@@ -86,7 +86,7 @@ class Selective(Plain):
                 seed=config.seed,
                 target_macs=config.target_macs,
                 target_params=config.target_params,
-                example_input=torch.zeros(1, *info.shape),
+                example_input=torch.zeros(1, *info.shape, device=next(model.parameters()).device),
                 growth=config.growth,
             )
         )

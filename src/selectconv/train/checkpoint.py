@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +68,14 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise RunError(
             f"the checkpoint {path} is damaged: it is not what the run wrote. {_offer(previous)}"
         )
-    return _read(path, _offer(previous))
+    return _read(path, lambda: _offer(previous))
 
 
 def _offer(previous: Path) -> str:
     """Say how to go on without the last checkpoint."""
     if previous.exists() and is_unchanged(previous):
         try:
-            epoch = _read(previous, "")["epoch"]
+            epoch = _read(previous)["epoch"]
         except RunError:
             pass
         else:
@@ -85,14 +86,14 @@ def _offer(previous: Path) -> str:
     return "Start again with --overwrite."
 
 
-def _read(path: Path, remedy: str) -> dict[str, Any]:
+def _read(path: Path, remedy: Callable[[], str] = lambda: "") -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can fail in any way inside the reader
         # Not torch's own words, which advise to load whatever it is without a check.
         kind = type(error).__name__
         raise RunError(
-            f"the checkpoint {path} is damaged and cannot be read ({kind}). {remedy}"
+            f"the checkpoint {path} is damaged and cannot be read ({kind}). {remedy()}"
         ) from error
     if not isinstance(state, dict) or set(state) != _KEYS:
         raise RunError(f"the checkpoint {path} was not written by selectconv.")

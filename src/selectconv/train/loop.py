@@ -172,7 +172,7 @@ class Training(Evaluation):
             if (number + 1) % _LOOK_EVERY == 0:
                 self._check_losses(losses, epoch)
         self._check_losses(losses, epoch)
-        total = (losses.double().cpu() * counts).sum()
+        total = (losses.cpu().double() * counts).sum()
         total, count = self.sum_over_ranks(torch.stack([total, counts.double().sum()])).tolist()
         return total / count, int(count)
 

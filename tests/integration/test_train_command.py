@@ -374,6 +374,18 @@ def test_missing_data_leaves_nothing_that_blocks_the_next_try(tmp_path, capsys):
         assert "No cifar10 in" in complaint(capsys)
 
 
+def test_what_fails_in_an_epoch_is_not_the_users_mistake(tmp_path, capsys, monkeypatch):
+    from selectconv.train import loop
+
+    def fail(self, epoch, display):
+        raise ValueError("a tensor of the wrong shape")
+
+    monkeypatch.setattr(loop.Training, "run_epoch", fail)
+    assert main(["train", *SMALL, "--out", str(tmp_path / "run")]) == 1
+    assert complaint(capsys) == "selectconv: the training failed: a tensor of the wrong shape"
+    assert run_folder.RunFolder(tmp_path / "run").status() == "failed"
+
+
 def test_an_interrupted_run_says_so(tmp_path, capsys, monkeypatch):
     from selectconv.train import loop
 

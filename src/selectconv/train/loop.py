@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from selectconv.allocate.param_groups import param_groups
 from selectconv.allocate.report import AllocationReport
 from selectconv.data.registry import Splits, load_dataset
-from selectconv.errors import RunError
+from selectconv.errors import RunError, SelectConvError
 from selectconv.files import write_text
 from selectconv.train.checkpoint import load_checkpoint, save_checkpoint, save_weights
 from selectconv.train.config import TrainConfig
@@ -221,7 +221,14 @@ def train(
             state = load_checkpoint(folder / CHECKPOINT)
         elif fabric.global_rank == 0:
             record_data(folder, splits.info)
-        _run_epochs(Training(config, fabric, splits, state), folder, display)
+        training = Training(config, fabric, splits, state)
+        try:
+            _run_epochs(training, folder, display)
+        except (TypeError, ValueError) as error:
+            if isinstance(error, SelectConvError):
+                raise
+            # By now the settings have been accepted: this is not the user's mistake.
+            raise RunError(f"the training failed: {error}") from error
     except RuntimeError as error:
         if fabric.world_size > 1 and _LOST_RANK.search(str(error)):
             raise RunError(

@@ -33,10 +33,11 @@ def measure_watching(repeats: int, subject: Subject) -> list[dict[str, Any]]:
         row("growth", f"{about}: a step with all layers watched / the paper's rule", once, "x"),
         row("growth", f"{about}: an epoch of {_EPOCH} steps / the paper's rule", epoch, "x"),
     ]
-    paper, ours = (_peak(subject, growth) for growth in _GROWTHS)
-    if paper is not None and ours is not None:
+    peaks = [[_peak(subject, growth) for growth in _GROWTHS] for _ in range(repeats)]
+    memory = [ours / paper for paper, ours in peaks if paper is not None and ours is not None]
+    if memory:
         words = "peak memory, layers watched in turn / the paper's rule"
-        rows.append(row("growth", f"{about}: {words}", [ours / paper], "x"))
+        rows.append(row("growth", f"{about}: {words}", memory, "x"))
     return rows
 
 

@@ -131,6 +131,7 @@ def train_in_parallel(rank, mode, growth="importance"):
         epochs.append(
             {
                 "report": report.plan.to_dict(),
+                "gains": report.gains(),
                 "parameters": {name: p.detach().clone() for name, p in model.named_parameters()},
                 "allocation": allocation_of(model),
                 "follower": allocation_of(follower),
@@ -186,12 +187,24 @@ def agreed(tmp_path_factory):
 
 @pytest.mark.parametrize("mode", ["select", "random", "gradient"])
 def test_ranks_with_other_data_and_seeds_train_to_the_same_bits(agreed, mode):
-    first, second = (results[mode] for results in agreed)
+    first, second = (
+        [{key: value for key, value in epoch.items() if key != "gains"} for epoch in results[mode]]
+        for results in agreed
+    )
     assert_same(second, first)
     moved = [epoch for epoch in first if epoch["report"]]
     assert len(moved) >= 2, "there was something to agree on"
     for epoch in first:
         assert_same(epoch["follower"], epoch["allocation"])
+
+
+def test_what_growth_by_gradient_chose_from_is_rank_0s_to_report(agreed):
+    first, second = (results["gradient"] for results in agreed)
+    assert any(epoch["gains"] for epoch in first)
+    for epoch in first:
+        opened = {name for name, layer in epoch["report"].items() if layer["opened"]}
+        assert opened <= epoch["gains"].keys()
+    assert not any(epoch["gains"] for epoch in second)
 
 
 def test_a_rank_that_lost_its_allocation_gets_rank_0s(agreed):

@@ -11,7 +11,6 @@ from selectconv.allocate.budget import check_targets
 from selectconv.allocate.closing_queue import (
     FLOOR,
     ClosingQueue,
-    StepOptions,
     _closing_order,
     num_kept,
 )
@@ -138,8 +137,7 @@ def test_protected_slots_and_the_floor_stay_open():
 def test_the_queue_of_all_layers_is_sorted_and_cut_anywhere():
     model, _, _ = setup()
     layers = select_layers(model)
-    options = StepOptions(0, "mean", 1e-3, None, {}, torch.Generator())
-    queue = ClosingQueue(layers, options.damage, options.protected)
+    queue = ClosingQueue(layers, "mean", {})
     assert bool((queue.levels.diff() >= 0).all())
     for number in (0, 1, 17, len(queue)):
         first = queue.first(queue.counts(number))
@@ -214,6 +212,14 @@ def test_shifts_that_grow_later_do_not_pass_the_target():
     assert ratio(model, "target_macs", dense) == pytest.approx(0.6, rel=WITHIN)
 
 
+def test_what_growth_by_gradient_chose_from_is_reported():
+    model, optimizer, allocator = setup("select", target_macs=0.6, growth="gradient", gamma=0.1)
+    train(model, optimizer, steps=4)
+    report = allocator.step(0)
+    assert report.reallocated
+    assert report.reallocated.keys() <= report.gains().keys()
+
+
 def test_on_demand_the_users_gamma_holds():
     model, _, allocator = setup(target_macs=0.5, gamma=0.0)
     assert not allocator.dealloc()
@@ -286,5 +292,6 @@ def test_a_state_of_another_target_is_refused():
 
 
 def test_no_target_is_no_budget():
-    assert check_targets(None, None) == []
+    assert check_targets(None, None) is None
+    assert check_targets(None, 0.5) == ("target_params", 0.5)
     assert setup()[2].budget is None

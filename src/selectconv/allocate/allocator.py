@@ -8,6 +8,7 @@ and never calls the optimizer.
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, overload
 
 import torch
@@ -16,7 +17,7 @@ from torch import nn
 from selectconv.allocate.agreement import agree, in_process_group
 from selectconv.allocate.allocator_state import STATE_VERSION, read_state, warn_of_changes
 from selectconv.allocate.auto_gamma import AutoGamma
-from selectconv.allocate.budget import build_budget
+from selectconv.allocate.budget import Budget, check_targets
 from selectconv.allocate.copies import Copies
 from selectconv.allocate.decision import Decision
 from selectconv.allocate.log import Log, read_log
@@ -29,7 +30,7 @@ from selectconv.core.allocation import ReallocRule
 from selectconv.core.damage import DAMAGES
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import count_slots, selective_layers, unwrap
-from selectconv.core.plan import AllocationPlan
+from selectconv.core.plan import AllocationPlan, LayerPlan
 from selectconv.core.threads import one_thread
 from selectconv.errors import AllocationError, SelectConvWarning
 
@@ -132,11 +133,11 @@ class ChannelAllocator:
                 stacklevel=2,
             )
         num_steps = math.ceil(self.stop_at * self.total_epochs)
-        targets = {"target_macs": target_macs, "target_params": target_params}
-        for name, value in targets.items():
-            if value is not None and not self._closes:
-                raise ValueError(f"`{name}` needs a `mode` that closes slots, got {mode!r}.")
-        self.budget = build_budget(self.model, targets, example_input, num_steps)
+        self.budget: Budget | None = None
+        if target := check_targets(target_macs, target_params):
+            if not self._closes:
+                raise ValueError(f"`{target[0]}` needs a `mode` that closes slots, got {mode!r}.")
+            self.budget = Budget(self.model, *target, example_input, num_steps)
         level: float | AutoGamma
         if isinstance(self.gamma, str):
             if self.budget is not None:
@@ -402,13 +403,23 @@ class ChannelAllocator:
         if not in_process_group():
             return decide()
 
+        own: dict[str, LayerPlan] = {}
+
         def describe() -> dict[str, Any]:
-            plan = decide().to_dict()
-            solved = None if self.budget is None else self.budget.solved
-            return {"plan": plan, "generator": generator.get_state().tolist(), "gamma": solved}
+            plan = decide()
+            own.update(plan)
+            return {
+                "plan": plan.to_dict(),
+                "generator": generator.get_state().tolist(),
+                "gamma": None if self.budget is None else self.budget.solved,
+            }
 
         content = agree(describe, self._copies.device)
         generator.set_state(torch.tensor(content["generator"], dtype=torch.uint8))
         if self.budget is not None:
             self.budget.solved = content["gamma"]
-        return AllocationPlan.from_dict(content["plan"])
+        plan = AllocationPlan.from_dict(content["plan"])
+        # Gains are for rank 0's report, which has them without sending them.
+        return AllocationPlan(
+            {n: replace(heard, gains=own[n].gains) if n in own else heard for n, heard in plan}
+        )

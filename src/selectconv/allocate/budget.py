@@ -6,32 +6,32 @@ so the slots of all layers stand in one order, and what is left after closing th
 counted as `sc.count` counts it.
 """
 
-import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from selectconv.allocate.closing_queue import FLOOR, ClosingQueue, StepOptions, num_kept
-from selectconv.checks import check_fraction
+from selectconv.allocate.closing_queue import FLOOR, ClosingQueue, num_kept
+from selectconv.allocate.shadow_cost import ShadowCost
+from selectconv.checks import check_fraction, warn
+from selectconv.core.allocation import ReallocRule
 from selectconv.core.layer import SelectConvNd
-from selectconv.core.models import selective_layers
 from selectconv.core.plan import AllocationPlan, LayerPlan
-from selectconv.deploy.cost import CostCounter
-from selectconv.errors import AllocationError, SelectConvWarning
-from selectconv.trace.dataflow import check_modules, copy_model
+from selectconv.errors import AllocationError
 
 TOLERANCE = 0.01
 """How far from the target, as a part of it, a run may end without a warning."""
-
 
 _NEAR = 1 + TOLERANCE / 2  # after the last acting epoch, only more than this is corrected
 _LOOK_AHEAD = 64  # slots further on in the queue that are tried to come nearer to a budget
 
 
-def check_targets(target_macs: float | None, target_params: float | None) -> list[str]:
-    """Check the two targets, of which at most one is given; return the name of that one.
+def check_targets(
+    target_macs: float | None, target_params: float | None
+) -> tuple[str, float] | None:
+    """Check the two targets, of which at most one is given; return that one's name and value.
 
     Raises:
         TypeError, ValueError: both, or one that is not a number strictly between 0 and 1.
@@ -48,29 +48,7 @@ def check_targets(target_macs: float | None, target_params: float | None) -> lis
             f"`target_macs` {target_macs!r} and `target_params` {target_params!r} exclude each "
             "other: give one of them."
         )
-    return list(given)
-
-
-def build_budget(
-    model: nn.Module,
-    targets: Mapping[str, float | None],
-    example_input: Any,
-    num_steps: int,
-) -> "Budget | None":
-    """Build the budget of an allocator; None where it has no target.
-
-    Raises:
-        TypeError, ValueError: a target that is not accepted, cannot be reached, or cannot be
-            counted without an `example_input`.
-        CompressionError: the model cannot be counted.
-    """
-    for name in check_targets(targets["target_macs"], targets["target_params"]):
-        if example_input is None:
-            raise ValueError(f"`{name}` needs an `example_input` to count the model with.")
-        fraction = targets[name]
-        assert fraction is not None
-        return Budget(model, name, fraction, example_input, num_steps)
-    return None
+    return next(iter(given.items()), None)
 
 
 class Budget:
@@ -91,12 +69,15 @@ class Budget:
 
     Raises:
         CompressionError: the model cannot be counted.
-        ValueError: the target cannot be reached; the message says the closest.
+        ValueError: there is no `example_input`, no epoch to act in, or the target cannot be
+            reached; the message says the closest.
     """
 
     def __init__(
         self, model: nn.Module, name: str, fraction: float, example_input: Any, num_steps: int
     ) -> None:
+        if example_input is None:
+            raise ValueError(f"`{name}` needs an `example_input` to count the model with.")
         if num_steps < 1:
             raise ValueError(f"`{name}` needs epochs to act in: `stop_at` is 0.")
         self.name = name
@@ -104,16 +85,13 @@ class Budget:
         self.num_steps = num_steps
         self.gamma: float | None = None
         self.solved: float | None = None
-        # Plans are tried on a copy. What it computes does not matter, only its allocation.
-        check_modules(model)
-        shadow = copy_model(model).eval()
-        self._shadow = selective_layers(shadow)
-        for layer in self._shadow.values():  # dense, also where a run is resumed
+        self._shadow = ShadowCost(model, example_input)
+        layers = self._shadow.layers
+        for layer in layers.values():  # dense, also where a run is resumed
             layer.index.copy_(torch.arange(layer.in_channels))
             layer.shifted.fill_(False)
-        self._counter = CostCounter(shadow, example_input)
-        self.dense = self._count({name: torch.ones_like(m.gate) for name, m in self._items()})
-        least = self._count({name: _least_gate(m) for name, m in self._items()})
+        self.dense = self._count({name: torch.ones_like(m.gate) for name, m in layers.items()})
+        least = self._count({name: _least_gate(layer) for name, layer in layers.items()})
         if least > (1 + TOLERANCE) * self.target:
             raise ValueError(
                 f"`{name}` {fraction:g} cannot be reached: every layer keeps {FLOOR:.0%} of its "
@@ -130,46 +108,59 @@ class Budget:
         passed = min(epoch + 1, self.num_steps) / self.num_steps
         return self.dense - (self.dense - self.target) * passed
 
-    def cost(self, layers: Mapping[str, SelectConvNd]) -> int:
-        """Count a model, of which these are the selective layers, as it is."""
-        self._follow(layers)
-        return self._count({name: layer.gate.cpu() for name, layer in layers.items()})
-
-    def plan(self, layers: Mapping[str, SelectConvNd], step: StepOptions) -> AllocationPlan:
+    def plan(
+        self,
+        layers: Mapping[str, SelectConvNd],
+        *,
+        epoch: int,
+        damage: str,
+        gamma: float,
+        rule: ReallocRule | None,
+        protected: Mapping[str, Tensor | None],
+        generator: torch.Generator,
+    ) -> AllocationPlan:
         """Decide what to close, and then to re-open, so that the budget of the epoch is met.
 
-        Where slots are re-opened, a step closes for the next epoch's fall as well, and re-opens
-        what the budget has room for; the last one only closes. Later steps close slots only where
-        shifts that have been trained since make the model cost more than the target.
+        The last step, and any later one, only closes; the later ones only where shifts that have
+        been trained since make the model cost more than the target.
+
+        Args:
+            layers: the model's selective layers by name.
+            epoch: 0-based.
+            damage: as for `SelectConv2d.ecdm`.
+            gamma: where slots are re-opened, at least those that this gamma would close are closed.
+            rule: how to re-open; None: not at all.
+            protected: by layer, the slots that are not to be closed; None: all may be.
+            generator: of the allocator's random numbers.
 
         Raises:
             AllocationError: NaN or infinite weights or statistics.
             MeanSourceError: a layer that does not know its input's mean.
         """
-        self._follow(layers)
-        is_open = {name: layer.gate.cpu() for name, layer in layers.items()}
-        budget = self.at(step.epoch)
-        is_last = step.epoch + 1 >= self.num_steps
+        self._shadow.follow(layers)
         self.solved = self.gamma
-        if step.epoch >= self.num_steps and self._count(is_open) <= _NEAR * self.target:
-            return AllocationPlan()
-        queue = ClosingQueue(layers, step.damage, step.protected)
-        reopens = step.rule is not None and not is_last
-        fall = (self.dense - self.target) / self.num_steps if reopens else 0.0
-        number = self._solve(queue, is_open, budget - fall)
-        if reopens:
-            number = max(number, queue.number_at(step.gamma))
+        if epoch >= self.num_steps:
+            cost = self._count({name: layer.gate for name, layer in layers.items()})
+            if cost <= _NEAR * self.target:
+                return AllocationPlan()
+        queue = ClosingQueue(layers, damage, protected)
+        budget = self.at(epoch)
+        if rule is None or epoch + 1 >= self.num_steps:
+            return self._close(queue, budget, is_last=epoch + 1 >= self.num_steps)
+        # Room for what is re-opened: closed for the next epoch's fall as well.
+        fall = (self.dense - self.target) / self.num_steps
+        number = max(self._solve(queue, budget - fall), queue.number_at(gamma))
         self.solved = queue.gamma_at(number)
         counts = queue.counts(number)
-        if not reopens:
-            counts = self._fill(queue, is_open, number, budget)
-            self._check_reached(is_last, queue.close(is_open, counts))
-        closed = queue.first(counts)
-        if reopens:
-            return self._reopen(layers, step, closed, queue.close(is_open, counts), budget)
-        return AllocationPlan(
-            {name: LayerPlan(closed=slots) for name, slots in closed.items() if len(slots)}
-        )
+        closed, plans = queue.first(counts), {}
+        for name, layer in layers.items():
+            plans[name] = layer.plan(
+                closed=closed[name],
+                rule=rule if layer.weight.requires_grad else None,
+                damage=damage,
+                generator=generator,
+            )
+        return self._reopen(plans, queue.close(counts), budget)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what resuming needs: the target, to be sure of it, and the last gamma."""
@@ -188,26 +179,39 @@ class Budget:
             )
         self.gamma = state["gamma"]
 
-    def _solve(self, queue: "ClosingQueue", is_open: dict[str, Tensor], budget: float) -> int:
-        """Return the least number of slots, the first of the queue, that meets the budget."""
-        low, high = -1, len(queue)
-        while high - low > 1:
-            middle = (low + high) // 2
-            cost = self._count(queue.close(is_open, queue.counts(middle)))
-            low, high = (low, middle) if cost <= budget else (middle, high)
-        return high
+    def _close(self, queue: ClosingQueue, budget: float, *, is_last: bool) -> AllocationPlan:
+        """Close slots until the budget is met, and re-open none."""
+        number = self._solve(queue, budget)
+        self.solved = queue.gamma_at(number)
+        counts = self._fill(queue, number, budget)
+        reached = self._count(queue.close(counts)) if is_last else self.target
+        if abs(reached - self.target) > TOLERANCE * self.target:
+            warn(
+                f"`{self.name}` {self.fraction:g} was not met: {reached / self.dense:.3f} of the "
+                "dense model's is the closest that closing whole slots comes to it now."
+            )
+        closed = queue.first(counts)
+        return AllocationPlan(
+            {name: LayerPlan(closed=slots) for name, slots in closed.items() if len(slots)}
+        )
 
-    def _fill(
-        self, queue: "ClosingQueue", is_open: dict[str, Tensor], number: int, budget: float
-    ) -> dict[str, int]:
+    def _solve(self, queue: ClosingQueue, budget: float) -> int:
+        """Return the least number of slots, the first of the queue, that meets the budget."""
+
+        def is_met(number: int) -> bool:
+            return self._count(queue.close(queue.counts(number))) <= budget
+
+        return _first(-1, len(queue), is_met)
+
+    def _fill(self, queue: ClosingQueue, number: int, budget: float) -> dict[str, int]:
         """Come nearer to the budget than the first `number` slots of the queue do.
 
-        The last one may be dear. Without it, and without the slots of its layer behind it, some
-        that come later in the queue may fit instead.
+        The last one may be dear. Without it, and without the slots of its layer that follow it,
+        some that come later in the queue may fit instead.
         """
 
         def count(counts: dict[str, int]) -> int:
-            return self._count(queue.close(is_open, counts))
+            return self._count(queue.close(counts))
 
         best = queue.counts(number)
         miss = abs(count(best) - budget)
@@ -231,90 +235,50 @@ class Budget:
         return best
 
     def _reopen(
-        self,
-        layers: Mapping[str, SelectConvNd],
-        step: StepOptions,
-        closed: dict[str, Tensor],
-        is_open: dict[str, Tensor],
-        budget: float,
+        self, plans: Mapping[str, LayerPlan], gates: Mapping[str, Tensor], budget: float
     ) -> AllocationPlan:
-        """Re-open as many closed slots, an equal part in every layer, as the budget has room for.
+        """Re-open as many slots, an equal part in every layer, as the budget has room for.
 
-        What each layer would re-open is drawn first, for all of its closed slots: the random
-        numbers that a step uses up do not depend on the search.
+        Args:
+            plans: what each layer would re-open, were there room for all of its closed slots: so
+                the random numbers that a step uses up do not depend on the search.
+            gates: the slots that are open before any is re-opened.
+            budget: the most that the model may cost.
         """
-        plans = {}
-        for name, layer in layers.items():
-            rule = step.rule if layer.weight.requires_grad else None
-            plans[name] = layer.plan(
-                closed=closed[name], rule=rule, damage=step.damage, generator=step.generator
-            )
-        sizes = {name: len(plan.opened) for name, plan in plans.items()}
         # Each layer's first half before any layer's second half.
         order = sorted(
-            ((place + 1) / size, number, name)
-            for number, (name, size) in enumerate(sizes.items())
-            for place in range(size)
+            ((place + 1) / len(plan.opened), number, name)
+            for number, (name, plan) in enumerate(plans.items())
+            for place in range(len(plan.opened))
         )
+        for name, plan in plans.items():
+            self._shadow.layers[name].apply_checked_plan(plan)
 
-        def shares(total: int) -> dict[str, int]:
-            opened = dict.fromkeys(sizes, 0)
+        def cut(total: int) -> dict[str, LayerPlan]:
+            sizes = dict.fromkeys(plans, 0)
             for _, _, name in order[:total]:
-                opened[name] += 1
-            return opened
+                sizes[name] += 1
+            return {name: _cut(plans[name], size) for name, size in sizes.items()}
 
-        def count(total: int) -> int:
-            for name, size in shares(total).items():
-                self._show_reopened(name, plans[name], size)
-            gates = {
-                name: is_open[name].index_fill(0, plans[name].opened[:size], True)
-                for name, size in shares(total).items()
-            }
-            return self._count(gates)
+        def is_too_dear(total: int) -> bool:
+            opened = {name: plan.opened for name, plan in cut(total).items()}
+            after = {name: gate.index_fill(0, opened[name], True) for name, gate in gates.items()}
+            return self._count(after) > budget
 
-        low, high = 0, len(order) + 1  # `low` fits, `high` does not
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if count(middle) <= budget else (low, middle)
-        chosen = {name: _cut(plans[name], size) for name, size in shares(low).items()}
+        chosen = cut(_first(0, len(order) + 1, is_too_dear) - 1)
         return AllocationPlan({name: plan for name, plan in chosen.items() if plan})
 
-    def _items(self) -> list[tuple[str, SelectConvNd]]:
-        return list(self._shadow.items())
-
-    @torch.no_grad()
-    def _follow(self, layers: Mapping[str, SelectConvNd]) -> None:
-        """Take over a model's allocation."""
-        for name, shadow in self._shadow.items():
-            layer = layers[name]
-            shadow.index.copy_(layer.index)
-            shadow.shifted.copy_(layer.shifted)
-            if shadow.shift is not None and layer.shift is not None:
-                shadow.shift.copy_(layer.shift)
-
-    @torch.no_grad()
-    def _show_reopened(self, name: str, plan: LayerPlan, size: int) -> None:
-        shadow, opened = self._shadow[name], plan.opened[:size]
-        shadow.index[opened] = plan.source[:size].to(shadow.index)
-        shadow.shifted[opened] = plan.shift is not None
-        if shadow.shift is not None and plan.shift is not None:
-            shadow.shift[opened] = plan.shift[:size].to(shadow.shift)
-
     def _count(self, gates: Mapping[str, Tensor]) -> int:
-        for name, shadow in self._shadow.items():
-            shadow.gate.copy_(gates[name])
-        cost = self._counter.count()
+        cost = self._shadow.count(gates)
         return cost.macs if self.name == "target_macs" else cost.params
 
-    def _check_reached(self, is_last: bool, is_open: dict[str, Tensor]) -> None:
-        reached = self._count(is_open)
-        if is_last and abs(reached - self.target) > TOLERANCE * self.target:
-            warnings.warn(
-                f"`{self.name}` {self.fraction:g} was not met: {reached / self.dense:.3f} of the "
-                "dense model's is the closest that closing whole slots comes to it now.",
-                SelectConvWarning,
-                stacklevel=5,
-            )
+
+def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """Return the least number above `low` from which on `holds`, by halves; `high` is not tried."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
 
 
 def _least_gate(layer: SelectConvNd) -> Tensor:
@@ -325,8 +289,8 @@ def _least_gate(layer: SelectConvNd) -> Tensor:
 
 def _cut(plan: LayerPlan, size: int) -> LayerPlan:
     """Return a plan that re-opens the first `size` slots only."""
-    return LayerPlan(
-        closed=plan.closed,
+    return replace(
+        plan,
         opened=plan.opened[:size],
         source=plan.source[:size],
         shift=None if plan.shift is None else plan.shift[:size],

@@ -2,38 +2,15 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from selectconv.core.allocation import ReallocRule
 from selectconv.core.layer import SelectConvNd
 from selectconv.errors import AllocationError, SelectConvError
 
 FLOOR = 0.1
 """The part of its slots that a layer keeps open, whatever a budget asks for."""
-
-
-@dataclass(frozen=True)
-class StepOptions:
-    """What an allocator tells its budget about one step.
-
-    Attributes:
-        epoch: 0-based.
-        damage: as for `SelectConv2d.ecdm`.
-        gamma: where slots are re-opened, at least those that this gamma would close are closed.
-        rule: how to re-open; None: not at all.
-        protected: by layer, the slots that are not to be closed; None: none.
-        generator: of the allocator's random numbers.
-    """
-
-    epoch: int
-    damage: str
-    gamma: float
-    rule: ReallocRule | None
-    protected: Mapping[str, Tensor | None]
-    generator: torch.Generator
 
 
 class ClosingQueue:
@@ -42,7 +19,7 @@ class ClosingQueue:
     Args:
         layers: the selective layers by name.
         damage: as for `SelectConv2d.ecdm`.
-        protected: by layer, the slots that are not to be closed; None: none.
+        protected: by layer, the slots that are not to be closed; None: all may be.
     """
 
     def __init__(
@@ -52,6 +29,7 @@ class ClosingQueue:
         protected: Mapping[str, Tensor | None],
     ) -> None:
         self.names = list(layers)
+        self._gates = {name: layer.gate.cpu() for name, layer in layers.items()}
         self.slots: dict[str, Tensor] = {}
         levels = []
         owners = []
@@ -88,13 +66,15 @@ class ClosingQueue:
         return dict(zip(self.names, counts.tolist(), strict=True))
 
     def first(self, counts: Mapping[str, int]) -> dict[str, Tensor]:
-        """Return so many of each layer's slots, in the order of the queue, sorted."""
+        """Return the first slots of each layer in the queue, this many of each, sorted."""
         return {name: self.slots[name][:size].sort().values for name, size in counts.items()}
 
-    def close(self, is_open: dict[str, Tensor], counts: Mapping[str, int]) -> dict[str, Tensor]:
-        """Return the gates after closing so many of each layer's slots."""
-        closed = self.first(counts)
-        return {name: gate.index_fill(0, closed[name], False) for name, gate in is_open.items()}
+    def close(self, counts: Mapping[str, int]) -> dict[str, Tensor]:
+        """Return the gates that closing `first(counts)` would leave, on the CPU."""
+        return {
+            name: self._gates[name].index_fill(0, slots, False)
+            for name, slots in self.first(counts).items()
+        }
 
 
 def _closing_order(
@@ -126,5 +106,5 @@ def _closing_order(
 
 
 def num_kept(width: int) -> int:
-    """Return how many of so many slots the floor keeps open."""
+    """Return how many of `width` slots the floor keeps open."""
     return math.ceil(FLOOR * width)

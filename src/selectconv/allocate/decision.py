@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from selectconv.allocate.auto_gamma import AutoGamma
 from selectconv.allocate.budget import Budget
-from selectconv.allocate.closing_queue import StepOptions
 from selectconv.allocate.copies import check_batch_norms
 from selectconv.allocate.watch import Watch
 from selectconv.core.allocation import ReallocRule
@@ -81,15 +80,21 @@ class Decision:
         check_batch_norms(self.model, layers)
         if reopens and self.watch is not None:
             self.watch.check()
-        grace = {name: self.protected(name, epoch) for name in layers}
+        protected = {name: self.protected(name, epoch) for name in layers}
         if self.budget is not None and is_scheduled:
             assert isinstance(self.gamma, float)
-            rule = self.rule if reopens else None
-            options = StepOptions(epoch, self.damage, self.gamma, rule, grace, generator)
-            return self.budget.plan(layers, options)
+            return self.budget.plan(
+                layers,
+                epoch=epoch,
+                damage=self.damage,
+                gamma=self.gamma,
+                rule=self.rule if reopens else None,
+                protected=protected,
+                generator=generator,
+            )
         gammas: Mapping[str, Any] = dict.fromkeys(layers)
         if closes and isinstance(self.gamma, AutoGamma):
-            gammas = self.gamma.solve(layers, epoch, self.damage, grace)
+            gammas = self.gamma.solve(layers, epoch, self.damage, protected)
         elif closes:
             gammas = dict.fromkeys(layers, self.gamma)
         plans = {}
@@ -101,7 +106,7 @@ class Decision:
                     gamma=gammas[name],
                     rule=rule,
                     damage=self.damage,
-                    protected=grace[name],
+                    protected=protected[name],
                     generator=generator,
                 )
             except SelectConvError as error:

@@ -1,17 +1,16 @@
 """What a step would close at each of several gammas, and what that would leave."""
 
-import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from selectconv.allocate.shadow_cost import ShadowCost
 from selectconv.checks import check_fraction
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers
-from selectconv.deploy.cost import Cost, CostCounter
+from selectconv.deploy.cost import Cost
 from selectconv.errors import SelectConvError
 from selectconv.extras import import_extra
 from selectconv.tables import html_table, text_table
@@ -126,7 +125,7 @@ def tabulate_gammas(
         model: has selective layers.
         gammas: numbers from 0 to 1.
         damage: as for `SelectConv2d.ecdm`.
-        protected: by layer, the slots that are not to be closed; None: none.
+        protected: by layer, the slots that are not to be closed; None: all may be.
         example_input: as for `sc.count`; None: costs are not counted.
 
     Raises:
@@ -141,18 +140,17 @@ def tabulate_gammas(
         raise ValueError("`gammas` needs at least one number from 0 to 1, got none.")
     layers = selective_layers(model)
     known = {name: layer for name, layer in layers.items() if layer.knows_mean()}
-    counter: CostCounter | None = None
-    shadow: dict[str, SelectConvNd] = {}
-    if example_input is not None:
-        twin = copy.deepcopy(model).eval()
-        counter, shadow = CostCounter(twin, example_input), selective_layers(twin)
+    shadow = None if example_input is None else ShadowCost(model, example_input)
+    gates = {name: layer.gate for name, layer in layers.items()}
+    is_open = sum(int(gate.sum()) for gate in gates.values())
     rows = []
     for gamma in wanted:
         closed = {name: _closed(name, layer, gamma, damage, protected.get(name))
                   for name, layer in known.items()}  # fmt: skip
-        is_open = sum(int(layer.gate.sum()) for layer in layers.values())
+        left = {name: gates[name].index_fill(0, slots.to(gates[name].device), False)
+                for name, slots in closed.items()}  # fmt: skip
         number = sum(map(len, closed.values()))
-        cost = None if counter is None else _count(counter, layers, shadow, closed)
+        cost = None if shadow is None else shadow.count({**gates, **left})
         rows.append(
             GammaRow(
                 gamma=gamma,
@@ -167,7 +165,7 @@ def tabulate_gammas(
     table.unknown = tuple(name for name in layers if name not in known)
     table._num_slots = sum(layer.in_channels for layer in layers.values())
     table._num_layers = len(layers)
-    table._dense = None if counter is None else _count(counter, layers, shadow, {})
+    table._dense = None if shadow is None else shadow.count(gates)
     return table
 
 
@@ -179,18 +177,3 @@ def _closed(
     except SelectConvError as error:
         raise type(error)(f"`{name}`: {error}") from error
     return plan.closed
-
-
-@torch.no_grad()
-def _count(
-    counter: CostCounter,
-    layers: Mapping[str, SelectConvNd],
-    shadow: Mapping[str, SelectConvNd],
-    closed: Mapping[str, Tensor],
-) -> Cost:
-    for name, layer in layers.items():
-        gate = layer.gate.clone()
-        if name in closed:
-            gate[closed[name].to(gate.device)] = False
-        shadow[name].gate.copy_(gate)
-    return counter.count()

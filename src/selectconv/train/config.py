@@ -205,15 +205,14 @@ class TrainConfig:
         from selectconv.allocate.budget import check_targets
 
         method = self.method_info
-        targets = check_targets(self.target_macs, self.target_params)
-        if self.gamma == "auto" and targets:
-            raise ValueError(f"`gamma` auto and `{targets[0]}` exclude each other: give one.")
+        target = check_targets(self.target_macs, self.target_params)
+        if self.gamma == "auto" and target:
+            raise ValueError(f"`gamma` auto and `{target[0]}` exclude each other: give one.")
         if self.growth == "gradient" and self.compile and "growth" in method.uses:
             raise ValueError("`growth` gradient and `compile` exclude each other: give one.")
-        for name in targets:
-            if not method.has_target:
-                able = ", ".join(other.name for other in METHODS.values() if other.has_target)
-                raise ValueError(f"`{name}` goes with the methods {able}; got {self.method!r}.")
+        if target and not method.has_target:
+            able = ", ".join(other.name for other in METHODS.values() if other.has_target)
+            raise ValueError(f"`{target[0]}` goes with the methods {able}; got {self.method!r}.")
         if method.needs_model not in (None, self.model):
             raise ValueError(
                 f"`method` {method.name} needs `model` {method.needs_model}, got {self.model!r}."

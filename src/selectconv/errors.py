@@ -1,5 +1,8 @@
 """What selectconv raises: each error is a `SelectConvError` and a fitting builtin as well."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class SelectConvError(Exception):
     """Base of every error that is about channel selectivity rather than about one argument."""
@@ -39,3 +42,19 @@ class UsageError(SelectConvError, ValueError):
 
 class SelectConvWarning(UserWarning):
     """Something a user can act on, and that did not stop the call."""
+
+
+@contextmanager
+def naming(layer: str) -> Iterator[None]:
+    """Raise the block's errors again, with the name of the layer that they are about.
+
+    Example:
+        >>> with naming("conv1"):
+        ...     raise AllocationError("slots are open already.")
+        Traceback (most recent call last):
+        selectconv.errors.AllocationError: `conv1`: slots are open already.
+    """
+    try:
+        yield
+    except SelectConvError as error:
+        raise type(error)(f"`{layer}`: {error}") from error

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from selectconv.core.layer import SelectConvNd
-from selectconv.errors import AllocationError, SelectConvError
+from selectconv.errors import AllocationError, naming
 
 FLOOR = 0.1
 """The part of its slots that a layer keeps open, whatever a budget asks for."""
@@ -34,10 +34,8 @@ class ClosingQueue:
         levels = []
         owners = []
         for number, (name, layer) in enumerate(layers.items()):
-            try:
+            with naming(name):
                 slots, level = _closing_order(layer, damage, protected.get(name))
-            except SelectConvError as error:
-                raise type(error)(f"`{name}`: {error}") from error
             self.slots[name] = slots
             levels.append(level)
             owners.append(torch.full_like(slots, number))

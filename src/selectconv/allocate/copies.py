@@ -12,7 +12,7 @@ from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers, unwrap
 from selectconv.core.plan import AllocationPlan
 from selectconv.core.slots import draw_shift
-from selectconv.errors import AllocationError
+from selectconv.errors import AllocationError, naming
 
 
 class Copies:
@@ -133,7 +133,7 @@ class Copies:
             check_state_by_parameter(self.optimizer)
         forgotten = {}
         for name, layer_plan in plan:
-            try:
+            with naming(name):
                 for layers in copies:
                     layers[name].check_plan(layer_plan)
                 _check_seed(layer_plan.weight_seed)
@@ -142,8 +142,6 @@ class Copies:
                     if len(layer_plan.opened)
                     else []
                 )
-            except AllocationError as error:
-                raise AllocationError(f"`{name}`: {error}") from error
         return forgotten
 
     def _match(self, follower: nn.Module) -> dict[str, SelectConvNd]:

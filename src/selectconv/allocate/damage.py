@@ -22,7 +22,7 @@ from selectconv.core.damage import slots_of
 from selectconv.core.ecdm import normalize_ecdm
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers, unwrap
-from selectconv.errors import AllocationError, SelectConvError
+from selectconv.errors import AllocationError, naming
 from selectconv.tables import html_table, text_table
 
 _CHUNK = 1 << 22  # numbers of the input that are unfolded at a time
@@ -261,10 +261,8 @@ class _WindowMoments:
 
 
 def _expect(name: str, layer: SelectConvNd) -> tuple[Tensor, Tensor]:
-    try:
+    with naming(name):
         mean, rms = layer.ecdm(damage="mean"), layer.ecdm(damage="rms")
-    except SelectConvError as error:
-        raise type(error)(f"`{name}`: {error}") from error
     return mean.float().cpu(), rms.float().cpu()
 
 

@@ -13,7 +13,7 @@ from selectconv.allocate.watch import Watch
 from selectconv.core.allocation import ReallocRule
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.plan import AllocationPlan
-from selectconv.errors import SelectConvError
+from selectconv.errors import naming
 
 _NEVER = -(1 << 40)  # an epoch long before any
 
@@ -101,7 +101,7 @@ class Decision:
         for name, layer in layers.items():
             # Weights that do not learn could make nothing of another channel.
             rule = self.rule if reopens and layer.weight.requires_grad else None
-            try:
+            with naming(name):
                 plan = layer.plan(
                     gamma=gammas[name],
                     rule=rule,
@@ -109,8 +109,6 @@ class Decision:
                     protected=protected[name],
                     generator=generator,
                 )
-            except SelectConvError as error:
-                raise type(error)(f"`{name}`: {error}") from error
             if plan:
                 plans[name] = plan
         return AllocationPlan(plans)

@@ -11,7 +11,7 @@ from selectconv.checks import check_fraction
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers
 from selectconv.deploy.cost import Cost
-from selectconv.errors import SelectConvError
+from selectconv.errors import naming
 from selectconv.extras import import_extra
 from selectconv.tables import html_table, text_table
 
@@ -172,8 +172,5 @@ def tabulate_gammas(
 def _closed(
     name: str, layer: SelectConvNd, gamma: float, damage: str, protected: Tensor | None
 ) -> Tensor:
-    try:
-        plan = layer.plan(gamma=gamma, rule=None, damage=damage, protected=protected)
-    except SelectConvError as error:
-        raise type(error)(f"`{name}`: {error}") from error
-    return plan.closed
+    with naming(name):
+        return layer.plan(gamma=gamma, damage=damage, protected=protected).closed

@@ -7,17 +7,17 @@ from torch import Tensor, nn
 
 from selectconv.checks import check_choice, check_flag
 from selectconv.core.ecdm import ecdm, normalize_ecdm, rms_damage
-from selectconv.core.mean_source import MeanSource, ObservedMean
+from selectconv.core.mean_source import ClosedForm, MeanSource, ObservedMean
 from selectconv.errors import AllocationError, MeanSourceError
 
 DAMAGES = ("auto", "mean", "rms")
 
 
 def check_mean_source(name: str, source: MeanSource | None, inputs: int) -> None:
-    """Check that a layer with so many inputs can read E[X] from `source`."""
+    """Check that a layer with `inputs` channels can read E[X] from `source`."""
     if source is None:
         return
-    if not isinstance(source, MeanSource):
+    if not isinstance(source, ClosedForm | ObservedMean):
         raise TypeError(
             f"`{name}` must be a BatchNormMean, an ObservedMean or None, got {source!r}."
         )
@@ -139,14 +139,14 @@ class DamageConvNd(nn.modules.conv._ConvNd):
                 "the layer does not know its input's mean: set `mean_source` to a BatchNormMean or "
                 "an ObservedMean, or let sc.convert do so."
             )
-        if isinstance(source, ObservedMean):
-            if int(self.observed_batches) == 0:
-                raise MeanSourceError(
-                    "the layer has not seen any input yet: run it in training mode first."
-                )
+        if isinstance(source, ClosedForm):
+            mean, var = source.mean(), source.var() if variance else None
+        elif int(self.observed_batches):
             mean, var = self.observed_mean, self.observed_var if variance else None
         else:
-            mean, var = source.mean(), source.var() if variance else None
+            raise MeanSourceError(
+                "the layer has not seen any input yet: run it in training mode first."
+            )
         return self._by_slot(mean), None if var is None else self._by_slot(var)
 
     def _by_slot(self, moment: Tensor) -> Tensor:

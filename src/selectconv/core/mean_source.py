@@ -1,5 +1,6 @@
 """Where a layer gets E[X] and Var[X] of its input from: batch norm's parameters, or observation."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -17,7 +18,50 @@ from selectconv.core.moments import (
 )
 
 
-class BatchNormMean:
+class MeanSource:
+    """Where a layer gets E[X] and Var[X] of its input from; it may be made of other sources."""
+
+    parts: tuple["ClosedForm", ...] = ()
+
+    @property
+    def num_channels(self) -> int | None:
+        """The number of channels that the source describes; None: as many as the layer has."""
+        return None
+
+    @property
+    def is_nonnegative(self) -> bool:
+        """Whether the input is known never to be negative."""
+        return False
+
+    def batch_norms(self) -> Iterator[_BatchNorm]:
+        """Yield the batch norms that the source reads."""
+        for part in self.parts:
+            yield from part.batch_norms()
+
+
+class ClosedForm(MeanSource, ABC):
+    """A source that computes both moments from what the model holds."""
+
+    @property
+    @abstractmethod
+    def num_channels(self) -> int:
+        """The number of channels that the source describes."""
+
+    @abstractmethod
+    def mean(self) -> Tensor:
+        """Compute E[X], (C,)."""
+
+    @abstractmethod
+    def var(self) -> Tensor:
+        """Compute Var[X], (C,)."""
+
+    def _kinds(self) -> list[str]:
+        """Name what the source is made of, each kind once."""
+        kinds = dict.fromkeys(kind for part in self.parts for kind in part._kinds())
+        return list(kinds) or [repr(self)]
+
+
+class BatchNormMean(ClosedForm):
     """E[X] in closed form for an input `act(bn(.))`, under `bn(.) ~ N(bias, weight^2)` (Eq. 1).
 
     Reads the live batch norm. It is no module: it adds nothing to a `state_dict`, and copies and
@@ -94,7 +138,7 @@ class BatchNormMean:
         return f"batch norm + {act}" if act else "batch norm"
 
 
-class ConstantMean:
+class ConstantMean(ClosedForm):
     """E[X] of channels that hold one constant, such as those that zero-padding appends.
 
     Example:
@@ -106,7 +150,12 @@ class ConstantMean:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TypeError(f"`value` must be a number, got {value!r}.")
         self.value = float(value)
-        self.num_channels = check_count("num_channels", num_channels, 1)
+        self._num_channels = check_count("num_channels", num_channels, 1)
+
+    @property
+    def num_channels(self) -> int:
+        """The number of channels that hold the constant."""
+        return self._num_channels
 
     @property
     def is_nonnegative(self) -> bool:
@@ -121,15 +170,32 @@ class ConstantMean:
         """Return zeros, (C,)."""
         return torch.zeros(self.num_channels)
 
-    def batch_norms(self) -> Iterator[_BatchNorm]:
-        """Yield nothing: there is no batch norm behind a constant."""
-        return iter(())
-
     def __repr__(self) -> str:
         return f"constant {self.value:g}"
 
 
-class ConcatMean:
+class _CombinedMean(ClosedForm):
+    """E[X] of channels that come from other sources, the parts."""
+
+    @property
+    def is_nonnegative(self) -> bool:
+        """Whether no part is ever negative."""
+        return all(part.is_nonnegative for part in self.parts)
+
+    def mean(self) -> Tensor:
+        """Compute E[X], (C,)."""
+        return self._combine([part.mean() for part in self.parts])
+
+    def var(self) -> Tensor:
+        """Compute Var[X], (C,)."""
+        return self._combine([part.var() for part in self.parts])
+
+    @abstractmethod
+    def _combine(self, moments: list[Tensor]) -> Tensor:
+        """Arrange a moment of each part, (C,)."""
+
+
+class ConcatMean(_CombinedMean):
     """E[X] of an input that concatenates others along the channels.
 
     Example:
@@ -137,8 +203,10 @@ class ConcatMean:
         tensor([1., 0., 0.])
     """
 
-    def __init__(self, parts: "Sequence[ClosedForm]") -> None:
-        if not isinstance(parts, list | tuple) or not all(map(_is_closed_form, parts)):
+    def __init__(self, parts: Sequence[ClosedForm]) -> None:
+        if not isinstance(parts, list | tuple) or not all(
+            isinstance(part, ClosedForm) for part in parts
+        ):
             raise TypeError(f"`parts` must be a list of closed-form mean sources, got {parts!r}.")
         if not parts:
             raise ValueError("`parts` must hold at least one mean source, got none.")
@@ -149,34 +217,15 @@ class ConcatMean:
         """The number of channels that the source describes."""
         return sum(part.num_channels for part in self.parts)
 
-    @property
-    def is_nonnegative(self) -> bool:
-        """Whether no part is ever negative."""
-        return all(part.is_nonnegative for part in self.parts)
-
-    def mean(self) -> Tensor:
-        """Compute E[X], (C,)."""
-        return self._join([part.mean() for part in self.parts])
-
-    def var(self) -> Tensor:
-        """Compute Var[X], (C,)."""
-        return self._join([part.var() for part in self.parts])
-
-    def batch_norms(self) -> Iterator[_BatchNorm]:
-        """Yield the batch norms that the parts read."""
-        for part in self.parts:
-            yield from part.batch_norms()
-
-    @staticmethod
-    def _join(moments: list[Tensor]) -> Tensor:
+    def _combine(self, moments: list[Tensor]) -> Tensor:
         like = next((m for m in moments if m.device.type != "cpu"), moments[0])
         return torch.cat([moment.to(like) for moment in moments])
 
     def __repr__(self) -> str:
-        return f"concat of {len(self.parts)}: {', '.join(_kinds(self))}"
+        return f"concat of {len(self.parts)}: {', '.join(self._kinds())}"
 
 
-class SelectedMean:
+class SelectedMean(_CombinedMean):
     """E[X] of an input that takes its channels from another: a split, a shuffle, a slice.
 
     Args:
@@ -192,8 +241,8 @@ class SelectedMean:
         tensor([1., 0., 1., 0.])
     """
 
-    def __init__(self, part: "ClosedForm", index: Sequence[int]) -> None:
-        if not _is_closed_form(part):
+    def __init__(self, part: ClosedForm, index: Sequence[int]) -> None:
+        if not isinstance(part, ClosedForm):
             raise TypeError(f"`part` must be a closed-form mean source, got {part!r}.")
         if not isinstance(index, list | tuple) or not all(type(one) is int for one in index):
             raise TypeError(f"`index` must be a list of integers, got {index!r}.")
@@ -203,6 +252,7 @@ class SelectedMean:
                 f"`index` must name channels 0 to {part.num_channels - 1}, got {outside[:5]}."
             )
         self.part = part
+        self.parts = (part,)
         self.index = tuple(index)
 
     @property
@@ -210,33 +260,16 @@ class SelectedMean:
         """The number of channels that the source describes."""
         return len(self.index)
 
-    @property
-    def is_nonnegative(self) -> bool:
-        """Whether what the channels are taken from is never negative."""
-        return self.part.is_nonnegative
-
-    def mean(self) -> Tensor:
-        """Compute E[X], (C,)."""
-        return self._select(self.part.mean())
-
-    def var(self) -> Tensor:
-        """Compute Var[X], (C,)."""
-        return self._select(self.part.var())
-
-    def batch_norms(self) -> Iterator[_BatchNorm]:
-        """Yield the batch norms that the part reads."""
-        return self.part.batch_norms()
-
-    def _select(self, moment: Tensor) -> Tensor:
+    def _combine(self, moments: list[Tensor]) -> Tensor:
+        (moment,) = moments
         return moment[torch.tensor(self.index, device=moment.device)]
 
     def __repr__(self) -> str:
-        return (
-            f"{self.num_channels} of {self.part.num_channels} channels: {', '.join(_kinds(self))}"
-        )
+        kinds = ", ".join(self._kinds())
+        return f"{self.num_channels} of {self.part.num_channels} channels: {kinds}"
 
 
-class ObservedMean:
+class ObservedMean(MeanSource):
     """E[X] and Var[X] as seen in training: running moments of the layer's input.
 
     The layer that holds it keeps them in its buffers `observed_mean`, `observed_var` and
@@ -266,16 +299,6 @@ class ObservedMean:
         self.momentum = check_fraction("momentum", momentum)
         self.pooled = bool(pooled)
 
-    @property
-    def num_channels(self) -> None:
-        """Whatever the layer has."""
-        return None
-
-    @property
-    def is_nonnegative(self) -> bool:
-        """Nothing is known about what was not seen."""
-        return False
-
     @torch.no_grad()
     def observe(self, x: Tensor, mean: Tensor, var: Tensor, batches: Tensor) -> None:
         """Fold a batch `x` (N, C, ...) into the running moments, in place."""
@@ -293,33 +316,12 @@ class ObservedMean:
         var.copy_((1 - share) * (var + share * step * step) + share * batch_var)
         mean.copy_(mean + share * step)
 
-    def batch_norms(self) -> Iterator[_BatchNorm]:
-        """Yield nothing: observation reads no batch norm."""
-        return iter(())
-
     def __repr__(self) -> str:
         return "observed"
 
 
-ClosedForm = BatchNormMean | ConstantMean | ConcatMean | SelectedMean
-MeanSource = ClosedForm | ObservedMean
-
-
-def _is_closed_form(source: object) -> bool:
-    return isinstance(source, ClosedForm)
-
-
-def _kinds(source: ClosedForm) -> list[str]:
-    """Name what a source is made of, each kind once."""
-    if isinstance(source, SelectedMean):
-        return _kinds(source.part)
-    if isinstance(source, ConcatMean):
-        return list(dict.fromkeys(kind for part in source.parts for kind in _kinds(part)))
-    return [repr(source)]
-
-
 def _moments(x: Tensor) -> tuple[int, Tensor, Tensor]:
-    """Compute how many values a channel of `x` (N, C, ...) has, their means and variances, (C,)."""
+    """Count the values of a channel of `x` (N, C, ...); compute their means and variances, (C,)."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     count = x.numel() // max(1, x.shape[1])
     if count == 0:
@@ -333,7 +335,7 @@ def _moments(x: Tensor) -> tuple[int, Tensor, Tensor]:
 
 
 def _pool(count: int, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Pool moments over all ranks; also tell, as a tensor, whether any rank had values."""
+    """Pool moments over all ranks; also return, as a tensor, whether any rank had values."""
     exact = mean.to(torch.float64)  # a difference of squares follows
     square = var.to(torch.float64) + exact * exact
     sums = torch.cat([exact.new_ones(1), exact, square]) * count

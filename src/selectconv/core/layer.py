@@ -2,16 +2,13 @@
 
 `SelectConv(X; W) = Conv(SelectChannel(X); W)`. The allocation lives in four buffers and the `shift`
 parameter, and nowhere else, so loading, moving, copying or broadcasting them is all it takes to
-move an allocation. (What forward passes ask of them is kept beside the bytes that it came from.)
+move an allocation. (What forward passes ask of them, `slot_summary`, is kept beside their bytes.)
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self, cast
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -20,30 +17,11 @@ from selectconv.core import kernels
 from selectconv.core.damage import check_mean_source
 from selectconv.core.mean_source import MeanSource, ObservedMean
 from selectconv.core.shift import can_read, reroute
+from selectconv.core.slot_summary import SlotSummary, read_summary
 from selectconv.core.slots import SlottedConvNd
 
 # Multiplies of a conv, forward and backward, in the time that copying one of its inputs takes.
 _COPY_COST = 100
-
-
-@dataclass(frozen=True, slots=True)
-class _Slots:
-    """What a forward pass asks of gate, index and shifted: nothing but a function of their bytes.
-
-    Attributes:
-        closed: how many slots are closed.
-        rerouted: how many read anything but their own channel as it is.
-        num_shifted: how many read with a shift.
-        kept: the slots to compute: the open ones; None: all, for there are no others, or in groups.
-        index, shifted: what these slots read, on the CPU, for its kernel.
-    """
-
-    closed: int
-    rerouted: int
-    num_shifted: int
-    kept: Tensor | None
-    index: Tensor
-    shifted: Tensor
 
 
 class SelectConvNd(SlottedConvNd):
@@ -56,8 +34,7 @@ class SelectConvNd(SlottedConvNd):
     _plain_type: type[nn.modules.conv._ConvNd]
     # Whether the layer does all of SelectChannel; what only does a part cannot be compressed.
     is_whole = True
-    # The buffers' bytes when they were last read, and what they say.
-    _last_slots: tuple[tuple[bytes, ...], _Slots] | None = None
+    _last_slots: SlotSummary | None = None
 
     def __init__(
         self,
@@ -141,17 +118,24 @@ class SelectConvNd(SlottedConvNd):
         if self.statistics is not None and self.training and not torch.compiler.is_compiling():
             self.statistics.see(read, out)
 
+    # Which path runs, and what it convolves; the result is the same.
+    #
+    # path        when                                                    convolves
+    # every slot  the allocation's values cannot be read, or a GPU would  all slots, weights of
+    #             wait for it: compiled models, torch.func, Triton        closed ones zero
+    # masked      no kernel runs; or the layer is fresh; or no slot       the same, rerouting only
+    #             reads another channel and few are closed                if a slot needs it
+    # selected    a kernel runs, the input is smaller than the weight     a whole input, zeros for
+    #             and copying weights costs more                          closed slots
+    # open        a kernel runs and slots are rerouted or many closed     the open slots alone
     def _choose_path(self, x: Tensor) -> Callable[[Tensor], Tensor]:
-        """Choose how to compute: all of them compute the same."""
+        """Choose how to compute."""
         kernel = kernels.find_kernel(x)
         if not can_read(self.gate) or not (kernel is None or kernel.READS_ALLOCATION):
-            # No look at the buffers' values: one graph serves every allocation, and no GPU waits.
             return partial(self._convolve_every_slot, kernel=kernel)
         slots = self._read_slots()
-        if kernel is None:
+        if kernel is None or slots.is_fresh:
             return partial(self._convolve_masked, slots=slots)
-        if not (slots.closed or slots.rerouted):
-            return self._convolve_fresh
         gathers, weight = self._gathers(slots), self.weight
         # Single weights of channels last take longer to copy than few pixels to convolve.
         if x.numel() < weight.numel() and not (gathers and weight.is_contiguous()):
@@ -159,36 +143,6 @@ class SelectConvNd(SlottedConvNd):
         if slots.rerouted or gathers:
             return partial(self._convolve_open, slots=slots)
         return partial(self._convolve_masked, slots=slots)
-
-    def forward_norm_relu(self, x: Tensor, norm: nn.Module) -> Tensor | None:
-        """Compute `self(relu(norm(x)))` with norm, ReLU and SelectChannel in one kernel.
-
-        Closed slots are computed nowhere. Returns None, and changes nothing, where that kernel
-        cannot run; and for a fresh layer, where it would save a little: that one computes exactly,
-        to the last bit, what plain modules compute.
-        """
-        if not (
-            isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
-            and type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d)  # a subclass may compute otherwise
-            and norm.weight is not None
-            and norm.weight.dtype == torch.float32
-            and norm.bias is not None
-            and self._is_input(x)
-            and x.ndim == self.weight.ndim
-            and kernels.find_kernel(x) is kernels.cpu
-            and x.numel() > x.shape[1]  # with one value a channel torch's batch norm refuses
-            and not (self.training and isinstance(self._mean_source, ObservedMean))
-            and not has_hooks(norm)
-            and not has_hooks(self)
-        ):
-            return None
-        slots = self._read_slots()
-        is_fresh = not (slots.closed or slots.rerouted)
-        if is_fresh or slots.closed == self.in_channels:  # a conv needs an input
-            return None
-        out = self._convolve_open(x, slots=slots, norm=norm)
-        self._report(lambda: _norm_relu(x, norm), out)
-        return out
 
     def select(self, x: Tensor) -> Tensor:
         """Rebuild an input (N, I, ...) as the conv sees it: SelectChannel of Section 2.2."""
@@ -201,7 +155,7 @@ class SelectConvNd(SlottedConvNd):
         return {name: value for name, value in self.__dict__.items() if name != "_last_slots"}
 
     def _is_input(self, x: Tensor) -> bool:
-        """Tell whether `x` is (N, I, ...) or unbatched (I, ...)."""
+        """Return whether `x` is (N, I, ...) or unbatched (I, ...)."""
         axes = self._num_axes
         return x.ndim in (axes + 1, axes + 2) and x.shape[-axes - 1] == self.in_channels
 
@@ -218,29 +172,26 @@ class SelectConvNd(SlottedConvNd):
         is_open = by_group.expand(shape).reshape(self.out_channels, -1)
         return torch.where(is_open.view(*is_open.shape, *[1] * self._num_axes), self.weight, 0.0)
 
-    def _with_shift(self, weight: Tensor) -> Tensor:
-        """Tie the shift to the output where nothing is shifted.
+    def _tie_shift(self, weight: Tensor) -> Tensor:
+        """Tie the shift to the output where nothing is shifted; the weight's values stay.
 
         In training every parameter gets a gradient (here: zeros), or DDP would wait for it.
         """
         if not torch.is_grad_enabled() or self.shift is None:
             return weight
+        if not kernels.is_watched():
+            return _Tied.apply(weight, self.shift)  # type: ignore[no-any-return, no-untyped-call]
         never = torch.zeros((), dtype=torch.bool, device=weight.device)
         return torch.where(never, self.shift.sum(), weight)
 
-    def _read_slots(self) -> _Slots:
-        """Read the allocation: in every forward, so with numpy, not torch."""
-        buffers = [cast(Tensor, self._buffers[name]) for name in ("gate", "shifted", "index")]
-        if not buffers[0].is_cpu:
-            buffers = list(torch.stack([buffer.long() for buffer in buffers]).cpu())  # one transfer
-        arrays: list[Any] = [buffer.numpy() for buffer in buffers]
-        # Whoever wrote into the buffers, the same bytes say the same.
-        content = tuple([array.tobytes() for array in arrays])
-        if self._last_slots is None or self._last_slots[0] != content:
-            self._last_slots = (content, _slots_of(self.groups, *arrays))
-        return self._last_slots[1]
+    def _read_slots(self) -> SlotSummary:
+        """Read the allocation, and remember what it says."""
+        slots = read_summary(self._buffers, self.groups, self._last_slots)
+        if slots is not self._last_slots:  # setting an attribute of a module takes long
+            self._last_slots = slots
+        return slots
 
-    def _gathers(self, slots: _Slots) -> bool:
+    def _gathers(self, slots: SlotSummary) -> bool:
         """Return whether copying the open channels costs less than convolving the closed ones."""
         open_slots = self.in_channels - slots.closed
         if self.groups > 1 or not open_slots:  # a conv needs an input
@@ -252,26 +203,20 @@ class SelectConvNd(SlottedConvNd):
         """Convolve all slots, with weights of zero where they are closed."""
         return self._convolve(self._reroute(x, kernel), self._open_weight())
 
-    def _convolve_masked(self, x: Tensor, slots: _Slots) -> Tensor:
+    def _convolve_masked(self, x: Tensor, slots: SlotSummary) -> Tensor:
         """Convolve in torch's operations, the input as it is if no slot reads another channel."""
         weight = self._open_weight() if slots.closed else self.weight
         if not slots.num_shifted:
-            weight = self._with_shift(weight)
+            weight = self._tie_shift(weight)
         return self._convolve(self._reroute(x) if slots.rerouted else x, weight)
 
-    def _convolve_fresh(self, x: Tensor) -> Tensor:
-        """Convolve as the plain conv does: every slot reads its own channel as it is."""
-        if self.shift is None or not torch.is_grad_enabled():
-            return self._convolve(x, self.weight)
-        return self._convolve(x, _Tied.apply(self.weight, self.shift))  # type: ignore[no-untyped-call]
-
-    def _convolve_selected(self, x: Tensor, slots: _Slots) -> Tensor:
+    def _convolve_selected(self, x: Tensor, slots: SlotSummary) -> Tensor:
         """Rebuild the whole input, with zeros for closed slots; the weight stays as it is."""
         weight = self.weight
         if slots.rerouted:
             x = self._reroute(x, kernels.cpu)
-        elif self.shift is not None and torch.is_grad_enabled():
-            weight = _Tied.apply(weight, self.shift)  # type: ignore[no-untyped-call]
+        else:
+            weight = self._tie_shift(weight)
         if slots.closed:
             x = torch.where(self.gate.view(1, -1, *[1] * self._num_axes), x, 0.0)
         return self._convolve(x, weight)
@@ -279,7 +224,7 @@ class SelectConvNd(SlottedConvNd):
     def _convolve_open(
         self,
         x: Tensor,
-        slots: _Slots,
+        slots: SlotSummary,
         norm: nn.modules.batchnorm._BatchNorm | None = None,
     ) -> Tensor:
         """Convolve the open slots alone: what is closed is not there, in input and weight."""
@@ -347,18 +292,6 @@ class SelectConv3d(SelectConvNd, nn.Conv3d):
     _plain_type = nn.Conv3d
 
 
-def _norm_relu(x: Tensor, norm: nn.modules.batchnorm._BatchNorm) -> Tensor:
-    """Compute `relu(norm(x))` of a training step again, without a change to the norm."""
-    known = (norm.running_mean, norm.running_var)
-    by_batch = norm.training or known[0] is None
-    mean, var = (None, None) if by_batch else known
-    with torch.no_grad():
-        normed = nn.functional.batch_norm(
-            x, mean, var, norm.weight, norm.bias, training=by_batch, eps=norm.eps
-        )
-        return normed.relu_()
-
-
 class _Tied(torch.autograd.Function):
     """A weight as it is, whose gradient brings zeros for the shift along; nothing is copied."""
 
@@ -371,38 +304,3 @@ class _Tied(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         (shift,) = ctx.saved_tensors
         return grad, torch.zeros_like(shift)
-
-
-def _slots_of(
-    groups: int,
-    gate: npt.NDArray[np.bool_],
-    shifted: npt.NDArray[np.bool_],
-    index: npt.NDArray[np.int64],
-) -> _Slots:
-    gate, shifted = gate.astype(bool), (shifted & gate).astype(bool)
-    rerouted = shifted | (gate & (index != np.arange(len(index))))
-    kept = np.flatnonzero(gate) if groups == 1 else np.arange(len(index))
-    with torch.inference_mode(False):  # or no training step could use them later
-        return _Slots(
-            closed=int(np.count_nonzero(~gate)),
-            rerouted=int(np.count_nonzero(rerouted)),
-            num_shifted=int(np.count_nonzero(shifted)),
-            kept=None if len(kept) == len(index) else torch.from_numpy(kept),
-            index=torch.from_numpy(index[kept].astype(np.int64)),
-            shifted=torch.from_numpy(shifted[kept]),
-        )
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Tell whether someone watches or changes what goes in or out of a module."""
-    every = nn.modules.module
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or every._global_forward_hooks
-        or every._global_forward_pre_hooks
-        or every._global_backward_hooks
-        or every._global_backward_pre_hooks
-    )

@@ -6,7 +6,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from selectconv.core.layer import SelectConv2d, has_hooks
+from selectconv.core.fused import convolve_norm_relu, has_hooks
+from selectconv.core.layer import SelectConv2d
 from selectconv.core.mean_source import BatchNormMean
 from selectconv.zoo.registry import Selection
 from selectconv.zoo.slot_norm import SlotNormConv2d, SlotNormReluConv
@@ -32,7 +33,7 @@ class NormReluConv(nn.Sequential):
             and not has_hooks(self.relu)
             and not self._drops()
         ):
-            out = conv.forward_norm_relu(input, self.norm)
+            out = convolve_norm_relu(conv, input, self.norm)
             if out is not None:
                 return out
         return cast(Tensor, cast(Any, super()).forward(input))

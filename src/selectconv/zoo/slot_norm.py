@@ -35,7 +35,7 @@ class SlotNormConv2d(SelectConv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolve what the block has selected; of SelectChannel only the gate is left."""
-        return self._convolve(input, self._with_shift(self._open_weight()))
+        return self._convolve(input, self._tie_shift(self._open_weight()))
 
     def reroute(self, x: Tensor) -> Tensor:
         """SelectChannel without the gate, for the norm that comes next."""

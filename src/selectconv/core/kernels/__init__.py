@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from selectconv.core.kernels import cpu, triton_select
-from selectconv.core.kernels.switch import is_simple, simple_path
+from selectconv.core.kernels.switch import is_simple, is_watched, simple_path
 
-__all__ = ["KERNELS", "Kernel", "cpu", "describe_path", "find_kernel", "simple_path"]
+__all__ = ["KERNELS", "Kernel", "cpu", "describe_path", "find_kernel", "is_watched", "simple_path"]
 
 
 class Kernel(Protocol):

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from selectconv.core.kernels.build import load_kernel
+from selectconv.core.kernels.double_backward import differentiable_grads
 from selectconv.core.kernels.switch import is_simple, is_watched
 from selectconv.core.shift import reroute as define
 
@@ -168,17 +169,8 @@ class _Reroute(torch.autograd.Function):
         if torch.is_grad_enabled():  # a derivative of this derivative is wanted
             inputs = (x, bn_weight, bn_bias, shift)
             out = _definition(ctx, *inputs, shifted, index, mean, inverse)
-            wanted = [
-                tensor
-                for tensor, needed in zip(inputs, ctx.needs_input_grad, strict=False)
-                if needed
-            ]
-            grads = iter(
-                torch.autograd.grad(
-                    out, wanted, grad, create_graph=True, allow_unused=True, materialize_grads=True
-                )
-            )
-            return (*(next(grads) if n else None for n in ctx.needs_input_grad[:4]), *[None] * 3)
+            grads = differentiable_grads(out, inputs, ctx.needs_input_grad[:4], grad)
+            return (*grads, None, None, None)
         grad = grad.contiguous(memory_format=_format(x))
         grad_x = torch.empty_like(x)
         grad_shift = None if shift is None else torch.empty_like(shift)

@@ -14,6 +14,7 @@ from typing import Any, no_type_check
 import torch
 from torch import Tensor
 
+from selectconv.core.kernels.double_backward import differentiable_grads
 from selectconv.core.kernels.switch import is_simple, is_watched
 from selectconv.core.shift import reroute as define
 
@@ -21,7 +22,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _OLDEST = (7, 0)  # compute capability: Triton compiles for no GPU before Volta
 _TILE = 1024  # elements that a program holds
 _CHANNELS = 32  # of them, in channels last: neighbours in memory
-_ELEMENTS_A_WARP = 256
+_ELEMENTS_PER_WARP = 256
 _IS_INSTALLED = importlib.util.find_spec("triton") is not None
 # Triton and the functions that kernels call. Triton looks up the names in a kernel among the
 # module's globals, not in an enclosing function: `_kernels` sets them.
@@ -113,19 +114,9 @@ class _Reroute(torch.autograd.Function):
         x, shift, index, shifted = ctx.saved_tensors
         needs_x, needs_shift = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
         if torch.is_grad_enabled():  # a derivative of this derivative is wanted
-            wanted = [tensor for tensor, n in ((x, needs_x), (shift, needs_shift)) if n]
             out = define(x, index, shift, shifted)
-            grads = iter(
-                torch.autograd.grad(
-                    out, wanted, grad, create_graph=True, allow_unused=True, materialize_grads=True
-                )
-            )
-            return (
-                next(grads) if needs_x else None,
-                next(grads) if needs_shift else None,
-                None,
-                None,
-            )
+            grads = differentiable_grads(out, (x, shift), (needs_x, needs_shift), grad)
+            return (*grads, None, None)
         grad_x = grad_shift = None
         if needs_x:
             grad_x = torch.empty_like(x)
@@ -171,7 +162,7 @@ def _launch(
             AXES=0 if shift is None else shift.shape[1],
             PIXELS=pixel_block,
             CHANNELS=channel_block,
-            num_warps=max(1, pixel_block * channel_block // _ELEMENTS_A_WARP),
+            num_warps=max(1, pixel_block * channel_block // _ELEMENTS_PER_WARP),
             enable_fp_fusion=False,  # the definition rounds products before it adds them
         )
 

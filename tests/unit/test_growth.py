@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import selectconv as sc
 from selectconv.core import gradients
 from selectconv.core.gradients import LAGS, GradientStatistics, autocovariance
-from selectconv.core.growth import _covariances, _Search, choose_by_gradient
+from selectconv.core.growth import _covariances, _Search, _weigh, choose_by_gradient
 from selectconv.core.plan import LayerPlan
 from selectconv.core.shift import reroute
 from selectconv.errors import AllocationError
@@ -43,7 +43,7 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _watched(layer: sc.SelectConv2d, **options: object) -> GradientStatistics:
     statistics = GradientStatistics(layer, **options)
-    statistics.every = 1
+    statistics.schedule.every = 1
     layer.statistics = statistics
     return statistics
 
@@ -157,7 +157,7 @@ def test_gain_is_what_least_squares_leaves() -> None:
     x = F.pad(x[..., 6:-6], [6, 6])
     toward = torch.randn(8, 3, 400)
     (layer(x) * toward).sum().backward()
-    got = _Search(statistics, layer.gate, 0).gain
+    got = _Search(_weigh(statistics), layer.gate, 0).gain
     norm = layer.weight.detach().flatten(1).norm(dim=1).double()
     mean = x.mean(dim=(0, 2)).double()
     sums = statistics.sums
@@ -245,7 +245,7 @@ def test_noise_opens_less_than_a_planted_problem() -> None:
     for _ in range(12):
         out = layer(torch.randn(16, 8, 12, 12))
         (out * torch.randn_like(out)).mean().backward()
-    gains = _Search(statistics, layer.gate, 0).gain
+    gains = _Search(_weigh(statistics), layer.gate, 0).gain
     gains = gains[gains != 0]
     assert 0.3 < float((gains > 0).double().mean()) < 0.7
 
@@ -284,9 +284,9 @@ def test_passes_that_are_not_watched(reason: str) -> None:
     statistics = _watched(layer)
     x = torch.randn(2, 3, 5, 5)
     layer.train(reason != "eval")
-    statistics.is_over = reason == "over"
+    statistics.schedule.is_over = reason == "over"
     if reason == "not due":
-        statistics.every, statistics.phase = 5, 1
+        statistics.schedule.every, statistics.schedule.phase = 5, 1
     with torch.set_grad_enabled(reason != "no_grad"):
         out = layer(x).sum() * (float("inf") if reason == "infinite" else 1.0)
     if reason != "no_grad":
@@ -366,7 +366,7 @@ def test_steps_move_slots_until_the_last_that_acts() -> None:
         report = allocator.step(epoch)
         assert bool(report.reallocated) == (epoch < 4)
         watched = [layer.statistics for layer in allocator.layers.values()]
-        assert all(statistics.is_over == (epoch >= 3) for statistics in watched)
+        assert all(statistics.schedule.is_over == (epoch >= 3) for statistics in watched)
     for name, plan in allocator.preview().plan:
         assert plan.gains is None, name
 
@@ -411,7 +411,7 @@ def test_fused_blocks_are_watched_as_plain_ones_are() -> None:
         _train(allocator, 10)
         allocator.step(0)
         for layer in allocator.layers.values():
-            layer.statistics.every = 1
+            layer.statistics.schedule.every = 1
             if not fused:  # a hook makes the block step aside
                 layer.register_forward_hook(lambda *_: None)
         _train(allocator, 2, seed=1)

@@ -26,7 +26,7 @@ class Watch:
             layer.statistics = self.by_layer[name]
 
     def has_seen(self) -> bool:
-        """Tell whether any layer was watched since the last step."""
+        """Return whether any layer was watched since the last step."""
         return any(statistics.passes for statistics in self.by_layer.values())
 
     def check(self) -> None:
@@ -51,7 +51,7 @@ class Watch:
         """Begin the next epoch; after the last step that acts, watch no more."""
         for statistics in self.by_layer.values():
             statistics.restart()
-            statistics.is_over = is_over
+            statistics.schedule.is_over = is_over
 
     def state_dict(self) -> dict[str, Any]:
         """Return what resuming needs."""

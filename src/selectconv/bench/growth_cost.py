@@ -48,7 +48,7 @@ def _step(subject: Subject, growth: str, *, watch_all: bool = False) -> Callable
     allocator = ChannelAllocator(network, optimizer, total_epochs=2, growth=growth)
     for layer in allocator.layers.values():
         if watch_all and layer.statistics is not None:
-            layer.statistics.every = 1
+            layer.statistics.schedule.every = 1
     images = draw_images(subject, torch.contiguous_format)
     labels = torch.arange(len(images)) % 10
 

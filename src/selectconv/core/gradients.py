@@ -8,38 +8,85 @@ exists. For an output's gradient G and a copy of channel c at offset r, a 1x1 co
 and a larger kernel's has one such sum for each of its positions. Some forward passes are watched;
 their backward passes add to the sums, from some of their images and pixels. What is computed in
 training does not change by it.
+
+Dimensions, in shapes and einsums:
+
+    N  images of a pass            p  pixels of the output that were drawn
+    c  channels of the input       t  positions of the kernel
+    F  offsets of the candidates   k  outputs of all groups, or combinations of them if many
+
+A group's *rows* are its k / groups outputs times the t positions: a row for each weight of a slot.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from selectconv.core import kernels
+from selectconv.core.conv_geometry import draw_pixels, number_pixels, read_places
 from selectconv.core.damage import DamageConvNd
 from selectconv.core.shift import reroute
 
 LAGS = 4
-"""Covariances are kept for so many pixels to each side: two slots may differ by that much."""
+"""How far, in pixels to each side, covariances are kept: two slots may differ by that much."""
 
 PASSES = 32
 """Passes that are watched in an epoch."""
 
 _REACH = 1  # whole pixels to each side; the paper draws shifts of up to 1.5
-_FIRST_EVERY = 5  # one pass in so many is watched, until the length of an epoch is known
+_FIRST_EVERY = 5  # every fifth pass is watched, until the length of an epoch is known
 _IMAGES = 64  # of a pass
 _PIXELS = 16  # of an image, times positions of the kernel: neighbours say much the same
-_ROWS = 32  # of a group's outputs, times positions of the kernel; if more, combinations of outputs
+_ROWS = 32  # of a group; if it has more, combinations of its outputs are kept
 _COVARIANCE = (4, 8)  # passes of an epoch, and images of each, for the covariances
 
 
-class _Sample(NamedTuple):
-    """What a watched forward pass leaves for its backward pass."""
+@dataclass
+class Schedule:
+    """Which forward passes of a layer are watched: about `PASSES` in an epoch.
 
-    number: Tensor
+    Attributes:
+        phase: layers with different phases are watched in different passes.
+        every: one pass in `every` is watched.
+        forwards: the passes since `restart`.
+        is_over: no pass is watched any more.
+    """
+
+    phase: int = 0
+    every: int = _FIRST_EVERY
+    forwards: int = 0
+    is_over: bool = False
+
+    def is_due(self) -> bool:
+        """Count a forward pass; return whether it is to be watched."""
+        is_due = (self.forwards + self.phase) % self.every == 0
+        self.forwards += 1
+        return is_due and not self.is_over
+
+    def restart(self) -> None:
+        """Begin an epoch, which is taken to be as long as the last."""
+        self.every = max(1, self.forwards // PASSES)
+        self.forwards = 0
+
+
+class _Sample(NamedTuple):
+    """What a watched forward pass leaves for its backward pass.
+
+    Attributes:
+        pixels: (p,), the numbers of the drawn pixels.
+        candidates: (N, t, p, F * c), what candidates would read there.
+        slots: the slots that read anything but their own channel.
+        moved: (N, t, p, slots), what these read; None: there are none.
+        mean, covariance: of the channels, summed over `images`; None: enough are known.
+        images: how many.
+    """
+
+    pixels: Tensor
     candidates: Tensor
     slots: Tensor
     moved: Tensor | None
@@ -57,15 +104,15 @@ class GradientStatistics:
     Args:
         layer: the layer; its `forward` reports here.
         use_shift: candidates are copies at every whole offset of up to a pixel; else at 0 alone.
-        phase: layers with different phases are watched in different passes.
+        phase: as for `Schedule`.
 
     Attributes:
         offsets: (F, axes) float64, the candidates' offsets.
+        schedule: which passes are watched.
         passes: how many passes were watched since `restart`.
-        is_over: no pass is watched any more.
-        sums: by name; `candidates` (2, groups, rows, channels, F), `slots` (2, groups, rows, slots)
+        sums: by name; `candidates` (2, groups, rows, c, F), `slots` (2, groups, rows, slots)
             of those that read anything but their own channel, `outputs` (2, groups, rows),
-            `mean` (channels) and `covariance` (channels, lags...), summed over `images`.
+            `mean` (c,) and `covariance` (c, lags...), summed over `images`.
     """
 
     def __init__(self, layer: DamageConvNd, *, use_shift: bool = True, phase: int = 0) -> None:
@@ -73,11 +120,8 @@ class GradientStatistics:
         axes = len(layer.kernel_size)
         reach = range(-_REACH, _REACH + 1) if use_shift else range(1)
         self.offsets = torch.tensor(list(itertools.product(reach, repeat=axes))).double()
-        self.phase = phase
-        self.every = _FIRST_EVERY
-        self.forwards = 0
+        self.schedule = Schedule(phase)
         self.passes = 0
-        self.is_over = False
         self.sums: dict[str, Tensor] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
@@ -88,10 +132,9 @@ class GradientStatistics:
         return type(None), ()
 
     def restart(self) -> None:
-        """Forget the sums; watch as many passes of the next epoch as are needed."""
-        self.every = max(1, self.forwards // PASSES)
+        """Begin an epoch."""
+        self.schedule.restart()
         self.forget()
-        self.forwards = 0
 
     def forget(self) -> None:
         """Forget the sums."""
@@ -102,35 +145,35 @@ class GradientStatistics:
         """Take note of a forward pass in training; if it is due, watch its backward pass.
 
         Args:
-            read: returns the layer's input (N, C, ...); called if the pass is due.
+            read: returns the layer's input (N, c, ...); called if the pass is due.
             out: the layer's output.
         """
-        is_due = (self.forwards + self.phase) % self.every == 0
-        self.forwards += 1
-        if is_due and not self.is_over and out.requires_grad:
+        if self.schedule.is_due() and out.requires_grad:
             sample = self._sample(read().detach()[:_IMAGES], out.shape[2:])
             out.register_hook(lambda grad: self._add(sample, grad.detach()[:_IMAGES]))
 
     @torch.no_grad()
-    def _sample(self, x: Tensor, size: Sequence[int]) -> "_Sample":
-        """Take what the sums need from an input (N, C, ...), so that it need not be kept."""
+    def _sample(self, x: Tensor, size: Sequence[int]) -> _Sample:
+        """Take what the sums need from an input (N, c, ...), so that it need not be kept."""
         layer: Any = self.layer
         with torch.autocast(x.device.type, enabled=False):
             x = x.float()
-            pixels = self._draw_pixels(size)
+            wanted = max(4, _PIXELS // math.prod(layer.kernel_size))
+            pixels = draw_pixels(size, wanted, seed=self.passes)  # other ones in each pass
             slots = layer.rerouted().nonzero().flatten()
             moved = None
             if len(slots):
                 shift = None if layer.shift is None else layer.shift.detach()[slots]
-                run = getattr(kernels.find_kernel(x), "reroute", reroute)
+                kernel = kernels.find_kernel(x)
+                run = reroute if kernel is None else kernel.reroute
                 copies = run(x, layer.index[slots], shift, layer.shifted[slots])
-                moved = self._read(copies, pixels, torch.zeros_like(self.offsets[:1]).long())
+                moved = _read(copies, layer, pixels, torch.zeros_like(self.offsets[:1]).long())
             passes, images = _COVARIANCE
             some = x[:images]
             has_enough = self.passes >= passes
             return _Sample(
-                number=_flat(pixels, size).to(x.device),
-                candidates=self._read(x, pixels, self.offsets.long()),
+                pixels=number_pixels(pixels, size).to(x.device),
+                candidates=_read(x, layer, pixels, self.offsets.long()),
                 slots=slots,
                 moved=moved,
                 mean=None if has_enough else some.mean(dim=(0, *range(2, x.ndim))) * len(some),
@@ -139,15 +182,15 @@ class GradientStatistics:
             )
 
     @torch.no_grad()
-    def _add(self, sample: "_Sample", grad: Tensor) -> None:
+    def _add(self, sample: _Sample, grad: Tensor) -> None:
         """Add a pass, with the gradients (N, O, ...) of the layer's output."""
         layer = self.layer
         with torch.autocast(grad.device.type, enabled=False):
-            taken = grad.flatten(2).index_select(2, sample.number).float()
+            taken = grad.flatten(2).index_select(2, sample.pixels).float()
             # Not finite: a loss scale that was too high. The optimizer skips the step as well.
             if not bool(taken.isfinite().all()):
                 return
-            taken = self._sketch(taken)  # N, groups * outputs, pixels
+            taken = self._sketch(taken)  # N, k, p
             candidates = self._sum(taken, sample.candidates, len(self.offsets))
             slots = taken.new_zeros(*candidates.shape[:3], layer.in_channels)
             if sample.moved is not None:
@@ -170,15 +213,8 @@ class GradientStatistics:
         """Return the even and the odd images; a batch of one alternates from pass to pass."""
         return slice(self.passes % 2, None, 2), slice(1 - self.passes % 2, None, 2)
 
-    def _draw_pixels(self, size: Sequence[int]) -> Tensor:
-        """Draw pixels of the output, other ones in each pass: (pixels, axes)."""
-        generator = torch.Generator().manual_seed(self.passes)
-        wanted = max(4, _PIXELS // math.prod(self.layer.kernel_size))
-        drawn = torch.randperm(math.prod(size), generator=generator, device="cpu")[:wanted]
-        return torch.stack(torch.unravel_index(drawn, list(size)), dim=1)
-
     def _sketch(self, grad: Tensor) -> Tensor:
-        """Weight the outputs (N, O, pixels); of each group's, if many, keep random combinations.
+        """Weight the outputs (N, O, p); if a group has many, keep random combinations: (N, k, p).
 
         Random signs keep inner products in the mean.
         """
@@ -195,68 +231,34 @@ class GradientStatistics:
         by_group = grad.unflatten(1, (layer.groups, outputs))
         return torch.einsum("ngop,os->ngsp", by_group, signs).flatten(1, 2)
 
-    def _read(self, x: Tensor, pixels: Tensor, offsets: Tensor) -> Tensor:
-        """Read `x` (N, channels, ...) where the conv would, for these pixels of the output.
-
-        Returns:
-            (N, positions, pixels, F * channels).
-        """
-        places = self._places(x.shape[2:], pixels, offsets)  # positions, pixels, F
-        by_pixel = x.flatten(2).transpose(1, 2)
-        read = by_pixel.index_select(1, places.flatten().clamp(min=0).to(x.device))
-        read *= (places >= 0).flatten().to(read)[:, None]
-        return read.view(len(x), *places.shape[:2], -1)
-
     def _sum(self, grad: Tensor, read: Tensor, num_offsets: int) -> Tensor:
         """Compute the gradients of weights that would read what `_read` returned.
 
         Returns:
-            (2, groups, rows, channels, F), with a row for each output and kernel position.
+            (2, groups, rows, c, F).
         """
         sums = [
             torch.einsum("nkp,ntpz->tkz", grad[half], read[half]).unflatten(2, (num_offsets, -1))
             for half in self._halves()
         ]
         both: Tensor = torch.stack(sums).unflatten(2, (self.layer.groups, -1))
-        return both.permute(0, 2, 3, 1, 5, 4).flatten(2, 3)  # from 2, t, groups, k, F, channels
-
-    def _places(self, size: Sequence[int], pixels: Tensor, offsets: Tensor) -> Tensor:
-        """Return which pixel of the input each position of the kernel reads, for shifted copies.
-
-        A copy ends at the frame; the conv pads the copy. Pixels are numbered row by row, and -1
-        stands for zero.
-        """
-        layer = self.layer
-        taps = torch.tensor(list(itertools.product(*map(range, layer.kernel_size))))
-        low = layer._reversed_padding_repeated_twice[-2::-2]
-        stride, dilation = torch.tensor(layer.stride), torch.tensor(layer.dilation)
-        read = pixels * stride - torch.tensor(low) + (taps * dilation)[:, None]  # t, pixels, axes
-        frame = torch.tensor(list(size))
-        if layer.padding_mode == "reflect":
-            read = (frame - 1) - ((frame - 1) - read.abs()).abs()
-        elif layer.padding_mode == "replicate":
-            read = read.clamp(min=torch.zeros_like(frame), max=frame - 1)
-        elif layer.padding_mode == "circular":
-            read = read % frame
-        source = read[:, :, None] + offsets  # t, pixels, F, axes
-        is_inside = ((source >= 0) & (source < frame)).all(dim=-1)
-        is_inside &= ((read >= 0) & (read < frame)).all(dim=-1)[..., None]
-        return torch.where(is_inside, _flat(source, size), -1)
+        return both.permute(0, 2, 3, 1, 5, 4).flatten(2, 3)  # from 2, t, groups, k / groups, F, c
 
     def state_dict(self) -> dict[str, Any]:
         """Return what resuming needs, as tensors and plain types."""
         return {
-            "every": self.every,
-            "forwards": self.forwards,
+            "every": self.schedule.every,
+            "forwards": self.schedule.forwards,
             "passes": self.passes,
-            "is_over": self.is_over,
+            "is_over": self.schedule.is_over,
             "sums": {name: value.clone() for name, value in self.sums.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict()`."""
-        self.every, self.forwards = int(state["every"]), int(state["forwards"])
-        self.passes, self.is_over = int(state["passes"]), bool(state["is_over"])
+        every, forwards = int(state["every"]), int(state["forwards"])
+        self.schedule = Schedule(self.schedule.phase, every, forwards, bool(state["is_over"]))
+        self.passes = int(state["passes"])
         device = self.layer.weight.device
         self.sums = {name: value.to(device) for name, value in state["sums"].items()}
 
@@ -280,9 +282,14 @@ def autocovariance(x: Tensor) -> Tensor:
     return lags / math.prod(x.shape[2:])
 
 
-def _flat(pixels: Tensor, size: Sequence[int]) -> Tensor:
-    """Number pixels (..., axes) row by row."""
-    number = torch.zeros_like(pixels[..., 0])
-    for axis, length in enumerate(size):
-        number = number * length + pixels[..., axis]
-    return number
+def _read(x: Tensor, conv: DamageConvNd, pixels: Tensor, offsets: Tensor) -> Tensor:
+    """Read `x` (N, c, ...), at offsets, where a conv would for these pixels of its output.
+
+    Returns:
+        (N, t, p, F * c).
+    """
+    places = read_places(conv, x.shape[2:], pixels, offsets)  # t, p, F
+    by_pixel = x.flatten(2).transpose(1, 2)
+    read = by_pixel.index_select(1, places.flatten().clamp(min=0).to(x.device))
+    read *= (places >= 0).flatten().to(read)[:, None]
+    return read.view(len(x), *places.shape[:2], -1)

@@ -7,10 +7,10 @@ among the slots phi that read the same channel, with R from the channel's autoco
     gain[z] = sum over outputs of num_even * num_odd / den
 
 The best candidate is taken, the others of its channel are scored anew, and so on; a slot whose best
-gain is not positive stays closed.
+gain is not positive stays closed. Dimensions are those of `gradients`.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,16 +37,18 @@ def choose_by_gradient(
     """
     layer = statistics.layer
     width = layer.in_channels // layer.groups
-    slots, sources, shifts, gains = [], [], [], []
-    for group in range(layer.groups if statistics.passes else 0):
-        search = _Search(statistics, gate, group)
-        gains.append(search.gain.float())
-        for slot in range(group * width, (group + 1) * width):
-            found = None if bool(gate[slot]) else search.take(max_copies)
-            if found is not None:
-                slots.append(slot)
-                sources.append(found[0])
-                shifts.append(found[1])
+    searches: list[_Search] = []
+    if statistics.passes:
+        evidence = _weigh(statistics)
+        searches = [_Search(evidence, gate, group) for group in range(layer.groups)]
+    gains = [search.gain.float() for search in searches]
+    slots, sources, shifts = [], [], []
+    for slot in (~gate).nonzero().flatten().tolist() if searches else ():
+        found = searches[slot // width].take(max_copies)
+        if found is not None:
+            slots.append(slot)
+            sources.append(found[0])
+            shifts.append(found[1])
     shape = (0, layer.in_channels, len(statistics.offsets))
     return (
         torch.tensor(slots, dtype=torch.int64),
@@ -56,35 +58,61 @@ def choose_by_gradient(
     )
 
 
+class _Evidence(NamedTuple):
+    """What was seen of a layer, centred, and what its slots read; in float64 on the CPU.
+
+    Attributes:
+        offsets: (F, axes), of the candidates.
+        covariance: (c, lags), each channel's autocovariance.
+        candidates: (2, groups, rows, c, F), the gradients of candidates' weights.
+        slots: (2, groups, rows, I), those of the slots' weights.
+        source: (I,), the channels that the slots read.
+        shift: (I, axes), at which shifts.
+    """
+
+    offsets: Tensor
+    covariance: Tensor
+    candidates: Tensor
+    slots: Tensor
+    source: Tensor
+    shift: Tensor
+
+
+def _weigh(statistics: GradientStatistics) -> _Evidence:
+    """Bring the sums of a layer into the form that a search needs."""
+    layer: Any = statistics.layer
+    sums = {name: value.cpu().double() for name, value in statistics.sums.items()}
+    offsets, index = statistics.offsets, layer.index.cpu()
+    mean = sums["mean"] / sums["images"]
+    covariance = (sums["covariance"] / sums["images"]).flatten(1) - mean.square()[:, None]
+    # Centred: batch norm, or a bias, takes care of an output's mean.
+    lift = sums["outputs"][..., None] * mean
+    candidates = sums["candidates"] - lift[..., None]
+    zero = int((offsets == 0).all(dim=1).nonzero())
+    slots = torch.where(
+        layer.rerouted().cpu(), sums["slots"] - lift[..., index], candidates[..., index, zero]
+    )
+    shift = torch.zeros(layer.in_channels, offsets.shape[1], dtype=torch.float64)
+    if layer.shift is not None:
+        shifted = layer.shifted.cpu()
+        shift[shifted] = layer.shift.detach().cpu().double()[shifted]
+    return _Evidence(offsets, covariance, candidates, slots, index, shift)
+
+
 class _Search:
     """The candidates of one group of a layer, and what the group reads of each channel."""
 
-    def __init__(self, statistics: GradientStatistics, gate: Tensor, group: int) -> None:
-        layer: Any = statistics.layer
-        sums = {name: value.cpu().double() for name, value in statistics.sums.items()}
-        self.offsets = statistics.offsets
-        mean = sums["mean"] / sums["images"]
-        self.covariance = (sums["covariance"] / sums["images"]).flatten(1)
-        self.covariance = self.covariance - mean.square()[:, None]
-        # Centred: batch norm, or a bias, takes care of an output's mean.
-        lift = sums["outputs"][:, group, :, None] * mean
-        self.candidates = sums["candidates"][:, group] - lift[..., None]  # 2, rows, channels, F
-        index, zero = layer.index.cpu(), int((self.offsets == 0).all(dim=1).nonzero())
-        is_rerouted = layer.rerouted().cpu()
-        rows = torch.where(
-            is_rerouted,
-            sums["slots"][:, group] - lift[..., index],
-            self.candidates[..., index, zero],
-        )  # 2, rows, slots
-        shift = torch.zeros(layer.in_channels, self.offsets.shape[1], dtype=torch.float64)
-        if layer.shift is not None:
-            shift[layer.shifted.cpu()] = layer.shift.detach().cpu().double()[layer.shifted.cpu()]
-        width = layer.in_channels // layer.groups
-        self.readers: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(layer.in_channels)]
+    def __init__(self, evidence: _Evidence, gate: Tensor, group: int) -> None:
+        self.offsets, self.covariance = evidence.offsets, evidence.covariance
+        self.candidates = evidence.candidates[:, group]  # 2, rows, c, F
+        num_channels, groups = len(evidence.source), evidence.candidates.shape[1]
+        width = num_channels // groups
+        self.readers: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(num_channels)]
         for slot in range(group * width, (group + 1) * width):
             if bool(gate[slot]):
-                self.readers[int(index[slot])].append((shift[slot], rows[..., slot]))
-        self.gain = torch.zeros(layer.in_channels, len(self.offsets), dtype=torch.float64)
+                reader = (evidence.shift[slot], evidence.slots[:, group, :, slot])
+                self.readers[int(evidence.source[slot])].append(reader)
+        self.gain = torch.zeros(num_channels, len(self.offsets), dtype=torch.float64)
         by_size: dict[int, list[int]] = {}
         for channel, readers in enumerate(self.readers):
             by_size.setdefault(len(readers), []).append(channel)
@@ -92,7 +120,7 @@ class _Search:
             self._score(channels)
 
     def take(self, max_copies: int | None) -> tuple[int, Tensor] | None:
-        """Take the best candidate: its channel and offset. None: none would gain anything."""
+        """Take the best candidate: its channel and offset; None if no candidate gains anything."""
         channel, place = divmod(int(self.gain.argmax()), len(self.offsets))
         if float(self.gain[channel, place]) <= 0:
             return None

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import selectconv as sc
-from selectconv.allocate import copies
+from selectconv.allocate import replicas
 from tiny_models import (
     allocation_of,
     assert_same,
@@ -885,32 +885,32 @@ def test_a_state_that_does_not_fit_is_refused(spoil, message):
 def test_every_rank_sends_the_dtypes_in_the_same_order(monkeypatch):
     # A set of dtypes is ordered by their addresses, which differ between processes.
     sent = []
-    monkeypatch.setattr(copies, "in_process_group", lambda: True)
+    monkeypatch.setattr(replicas, "in_process_group", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
     monkeypatch.setattr(torch.distributed, "broadcast", lambda t, src: sent.append(t.dtype))
-    copies.Copies(conv_net(), None, ()).broadcast()
+    replicas.Replicas(conv_net(), None, ()).broadcast()
     assert sent == [torch.uint8, torch.int64, torch.float32]
 
 
 def test_shifts_that_rank_0_alone_has_loaded_are_not_drawn_again(monkeypatch):
-    monkeypatch.setattr(copies, "in_process_group", lambda: True)
+    monkeypatch.setattr(replicas, "in_process_group", lambda: True)
     loaded, fresh = conv_net(), conv_net()
     for layer in select_layers(loaded).values():
         layer.shifted.fill_(True)
         nn.init.uniform_(layer.shift)
     sent = []
-    monkeypatch.setattr(copies, "broadcast_tensors", lambda tensors, device: sent.extend(tensors))
-    copies.Copies(loaded, None, ()).broadcast()
+    monkeypatch.setattr(replicas, "broadcast_tensors", lambda tensors, device: sent.extend(tensors))
+    replicas.Replicas(loaded, None, ()).broadcast()
 
     def receive(tensors, device):
         with torch.no_grad():
             for tensor, of_rank_0 in zip(tensors, sent, strict=True):
                 tensor.copy_(of_rank_0)
 
-    monkeypatch.setattr(copies, "broadcast_tensors", receive)
+    monkeypatch.setattr(replicas, "broadcast_tensors", receive)
     generator = torch.Generator().manual_seed(0)
     before = generator.get_state()
-    copies.Copies(fresh, None, ()).shift_everything(MAX_SHIFT, generator)
+    replicas.Replicas(fresh, None, ()).shift_everything(MAX_SHIFT, generator)
     # Rank 0 has drawn nothing and waits for nobody, so this rank must not either.
     assert torch.equal(generator.get_state(), before)
     assert_same(allocation_of(fresh), allocation_of(loaded))

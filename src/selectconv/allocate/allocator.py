@@ -18,11 +18,11 @@ from selectconv.allocate.agreement import agree, in_process_group
 from selectconv.allocate.allocator_state import STATE_VERSION, read_state, warn_of_changes
 from selectconv.allocate.auto_gamma import AutoGamma
 from selectconv.allocate.budget import Budget, check_targets
-from selectconv.allocate.copies import Copies
 from selectconv.allocate.decision import Decision
 from selectconv.allocate.log import Log, read_log
 from selectconv.allocate.optimizer_state import decays
 from selectconv.allocate.preview import GammaTable, tabulate_gammas
+from selectconv.allocate.replicas import Replicas
 from selectconv.allocate.report import AllocationReport
 from selectconv.allocate.watch import Watch
 from selectconv.checks import check_choice, check_count, check_fraction, check_gamma
@@ -124,7 +124,7 @@ class ChannelAllocator:
                 "`model` has no selective layers: call sc.convert(model) first, "
                 "or sc.create_model(..., selective=True)."
             )
-        self._copies = Copies(self.model, optimizer, followers)
+        self._replicas = Replicas(self.model, optimizer, followers)
         if optimizer is not None and self._closes and not decays(optimizer, self.layers):
             warnings.warn(
                 "`optimizer` has a weight decay of 0: slots fade by decay, and without it little "
@@ -163,12 +163,12 @@ class ChannelAllocator:
             watch=self._watch,
         )
         if mode == "shift":
-            self._copies.shift_everything(self.rule.max_shift, self.generator)
+            self._replicas.shift_everything(self.rule.max_shift, self.generator)
 
     @property
     def layers(self) -> dict[str, SelectConvNd]:
         """The model's selective layers by name."""
-        return self._copies.layers
+        return self._replicas.layers
 
     def step(self, epoch: int) -> AllocationReport:
         """De-allocate, then re-allocate, once an epoch, while `epoch < stop_at * total_epochs`.
@@ -294,8 +294,8 @@ class ChannelAllocator:
             epoch 0: 1 slots de-allocated, 0 re-allocated in 1 layers
         """
         reports = read_log(log)
-        self._copies.broadcast()
-        self._copies.rehearse(report.plan for report in reports)
+        self._replicas.broadcast()
+        self._replicas.rehearse(report.plan for report in reports)
         for report in reports:
             if report.epoch is not None:
                 self.last_epoch = max(self.last_epoch, report.epoch)
@@ -389,8 +389,8 @@ class ChannelAllocator:
         return generator
 
     def _do(self, plan: AllocationPlan, epoch: int) -> None:
-        """Carry a plan out on all copies."""
-        self._copies.apply(plan)
+        """Carry a plan out on all replicas."""
+        self._replicas.apply(plan)
         if self._watch is not None:
             self._watch.forget(plan)
         for name, layer_plan in plan:
@@ -414,7 +414,7 @@ class ChannelAllocator:
                 "gamma": None if self.budget is None else self.budget.solved,
             }
 
-        content = agree(describe, self._copies.device)
+        content = agree(describe, self._replicas.device)
         generator.set_state(torch.tensor(content["generator"], dtype=torch.uint8))
         if self.budget is not None:
             self.budget.solved = content["gamma"]

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from selectconv.checks import check_callable
-from selectconv.core.damage import slots_of
+from selectconv.core.damage import split_groups
 from selectconv.core.ecdm import normalize_ecdm
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers, unwrap
@@ -240,7 +240,7 @@ class _WindowMoments:
     def damage(self) -> tuple[Tensor, Tensor]:
         """Compute mean and rms of what each slot adds to each output, (I, O) each."""
         groups = self.layer.groups
-        weight = slots_of(self.layer.weight.detach().to(self.first.dtype), groups).flatten(3)
+        weight = split_groups(self.layer.weight.detach().to(self.first.dtype), groups).flatten(3)
         by_group = (groups, self.layer.in_channels // groups)
         first = (self.first / self.count).view(*by_group, -1)
         second = (self.second / self.count).view(*by_group, *self.second.shape[1:])

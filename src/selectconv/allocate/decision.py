@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from selectconv.allocate.auto_gamma import AutoGamma
 from selectconv.allocate.budget import Budget
-from selectconv.allocate.copies import check_batch_norms
+from selectconv.allocate.replicas import check_batch_norms
 from selectconv.allocate.watch import Watch
 from selectconv.core.allocation import ReallocRule
 from selectconv.core.layer import SelectConvNd

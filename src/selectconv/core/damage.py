@@ -166,6 +166,6 @@ class DamageConvNd(nn.modules.conv._ConvNd):
         return necdm
 
 
-def slots_of(tensor: Tensor, groups: int) -> Tensor:
+def split_groups(tensor: Tensor, groups: int) -> Tensor:
     """View (O, I / groups, ...), a weight's layout, as (groups, O / groups, I / groups, ...)."""
     return tensor.view(groups, tensor.shape[0] // groups, *tensor.shape[1:])

@@ -32,8 +32,9 @@ class SelectConvNd(SlottedConvNd):
     """
 
     _plain_type: type[nn.modules.conv._ConvNd]
-    # Whether the layer does all of SelectChannel; what only does a part cannot be compressed.
-    is_whole = True
+    # Whether the layer selects from its input; one that gets what was selected before a norm
+    # cannot be compressed.
+    selects_input = True
     _last_slots: SlotSummary | None = None
 
     def __init__(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from selectconv.checks import check_choice, check_flag, check_fraction
 from selectconv.core.allocation import ReallocRule, choose_dealloc, choose_sources, realloc_scores
-from selectconv.core.damage import DAMAGES, DamageConvNd, slots_of
+from selectconv.core.damage import DAMAGES, DamageConvNd, split_groups
 from selectconv.core.ecdm import normalize_ecdm
 from selectconv.core.gradients import GradientStatistics
 from selectconv.core.growth import choose_by_gradient
@@ -245,7 +245,9 @@ class SlottedConvNd(DamageConvNd):
         self.index.index_copy_(0, opened, plan.source.to(device))
         shift = self.shift.new_zeros(1) if plan.shift is None else plan.shift
         self.shift[opened] = shift.to(self.shift)
-        slots_of(self.weight, self.groups)[self._group_and_slot(opened)] = weight.to(self.weight)
+        split_groups(self.weight, self.groups)[self._group_and_slot(opened)] = weight.to(
+            self.weight
+        )
 
     def rerouted(self) -> Tensor:
         """Return (I,) bool: the open slots that read anything but their own channel as it is."""
@@ -264,7 +266,7 @@ class SlottedConvNd(DamageConvNd):
         if tensor.ndim <= 2:  # one row per slot; weights have at least three axes
             tensor[slots] = 0
         else:
-            slots_of(tensor, self.groups)[self._group_and_slot(slots)] = 0
+            split_groups(tensor, self.groups)[self._group_and_slot(slots)] = 0
 
     def extra_repr(self) -> str:
         """Add the allocation to what a plain conv shows."""

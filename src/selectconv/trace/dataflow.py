@@ -91,7 +91,7 @@ def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
         model = nn.Sequential(model)  # a graph needs someone to own its modules
     # Selective layers are the model's own: what is counted follows their slots.
     layers = selective_layers(model).values()
-    if not all(layer.is_whole for layer in layers):
+    if not all(layer.selects_input for layer in layers):
         raise CompressionError(
             "`model` selects channels before batch norm (placement='before-norm'), which can be "
             "neither compressed nor counted: build it with placement='input'."

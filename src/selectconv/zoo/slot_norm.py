@@ -31,7 +31,7 @@ class SlotNormConv2d(SelectConv2d):
     take over from a slot that reads the same channel.
     """
 
-    is_whole = False
+    selects_input = False
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolve what the block has selected; of SelectChannel only the gate is left."""

@@ -1,4 +1,4 @@
-"""A model with its followers and its optimizer: all of them get the same plan, or none does."""
+"""A model, its followers and its optimizer: all of them get the same plan, or none does."""
 
 import copy
 from collections.abc import Iterable, Mapping
@@ -15,8 +15,8 @@ from selectconv.core.slots import draw_shift
 from selectconv.errors import AllocationError, naming
 
 
-class Copies:
-    """What a plan is carried out on.
+class Replicas:
+    """What a plan is carried out on: all of them, or none.
 
     Args:
         model: the model that is trained, without wrappers.
@@ -121,9 +121,9 @@ class Copies:
                     gate.index_fill_(0, layer_plan.opened.to(gate.device), True)
 
     def _check(
-        self, plan: AllocationPlan, copies: Iterable[Mapping[str, SelectConvNd]]
+        self, plan: AllocationPlan, replicas: Iterable[Mapping[str, SelectConvNd]]
     ) -> dict[str, list[Tensor]]:
-        """Check a plan against all copies; return what re-opened slots must forget, by layer."""
+        """Check a plan against all replicas; return what re-opened slots must forget, by layer."""
         unknown = sorted(set(plan.layers) - set(self.layers))
         if unknown:
             raise AllocationError(
@@ -134,7 +134,7 @@ class Copies:
         forgotten = {}
         for name, layer_plan in plan:
             with naming(name):
-                for layers in copies:
+                for layers in replicas:
                     layers[name].check_plan(layer_plan)
                 _check_seed(layer_plan.weight_seed)
                 forgotten[name] = (

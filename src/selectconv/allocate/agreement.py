@@ -1,4 +1,4 @@
-"""How processes agree on an allocation: rank 0 decides, and every rank hears what, or why not."""
+"""How processes agree on an allocation: rank 0 decides; every rank gets its decision or error."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from selectconv.errors import AllocationError
 
 
 def in_process_group() -> bool:
-    """Tell whether there are other processes to agree with."""
+    """Return whether there are other processes to agree with."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 

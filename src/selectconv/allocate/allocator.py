@@ -1,4 +1,4 @@
-"""The training scheme of Section 2.3 beside any training loop: one `step` an epoch.
+"""The training scheme of Section 2.3 beside any training loop: one `step` per epoch.
 
 An allocator decides (a plan), agrees with the other processes, then does: on the model, on its
 followers, and on what the optimizer remembers of re-opened slots. It owns no loop, wraps nothing
@@ -54,20 +54,20 @@ class ChannelAllocator:
         top_k: K, how many slots are candidates as sources.
         max_copies: N_max; None: no cap.
         stop_at: the part of the training in which steps act.
-        grace: for so many steps after it was re-opened, a slot is not closed again; 0: the paper.
+        grace: the number of steps in which a re-opened slot is not closed again; 0: the paper.
         mode: "select" (+D+R^zero+shift), "zero", "random", "dealloc", "shift" (+S) or "none".
         damage: "auto", "mean" (the paper) or "rms", as for `SelectConv2d.ecdm`.
         seed: of the allocator's own random numbers; torch's global ones are never drawn.
         target_macs: end at this part of the dense model's multiply-adds: gamma is solved for at
-            each step, under a budget that falls over the steps that act. In modes that re-allocate
-            `gamma` is the least that a step closes at.
+            each step, under a budget that falls over the steps that act. In modes that re-allocate,
+            a step closes at least what `gamma` would close.
         target_params: likewise for parameters; at most one of the two.
         example_input: as for `sc.count`; needed with a target, and for costs in `preview`.
         followers: copies of the model, such as an EMA of its weights, that get the same plan.
         growth: what re-opened slots read: "importance" (the paper: one of the top K channels, at a
             random shift), or "gradient": the channel and offset for which the loss asks most. That
-            is gathered in ordinary training steps of this process, of which about thirty an epoch
-            are watched; a compiled model is not.
+            is gathered in ordinary training steps of this process, of which about thirty per
+            epoch are watched; a compiled model is not watched.
 
     Raises:
         TypeError, ValueError: an argument that is not accepted, or a target that cannot be reached.
@@ -117,7 +117,7 @@ class ChannelAllocator:
         self.optimizer = optimizer
         self._example_input = example_input
         self.last_epoch = -1
-        self._is_overtime = False  # whether that has been said
+        self._is_overtime = False  # whether the warning was given
         self.generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
         if mode != "none" and not selective_layers(self.model):
             raise AllocationError(
@@ -149,7 +149,7 @@ class ChannelAllocator:
             self.grace = max(self.grace, level.grace)
         else:
             level = self.gamma
-        for layer in self.layers.values():  # of an allocator before this one
+        for layer in self.layers.values():  # left by an earlier allocator
             layer.statistics = None
         self._watch = Watch(self.layers, shifts) if growth == "gradient" else None
         self._decision = Decision(
@@ -226,7 +226,7 @@ class ChannelAllocator:
     def preview(self, gammas: Iterable[float]) -> GammaTable: ...
 
     def preview(self, gammas: Iterable[float] | None = None) -> AllocationReport | GammaTable:
-        """Tell what the next step would do, were it to act, and from which gamma it would close.
+        """Return what the next step would do if it acted, and from which gamma on it would close.
 
         Layers that observe their input's mean are not known before the first batch: the report
         names them and answers for the others (with a target, which needs them all, for none).
@@ -367,7 +367,7 @@ class ChannelAllocator:
     def _act(
         self, closes: bool, reopens: bool, epoch: int, *, is_scheduled: bool = False
     ) -> AllocationPlan:
-        """Decide, agree and do. Where any of it fails, no random numbers were used up either."""
+        """Decide, agree and act. If any of it fails, no random numbers are used up either."""
         generator = self._copy_generator()
 
         def decide() -> AllocationPlan:

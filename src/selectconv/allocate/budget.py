@@ -204,9 +204,9 @@ class Budget:
         return _first(-1, len(queue), is_met)
 
     def _fill(self, queue: ClosingQueue, number: int, budget: float) -> dict[str, int]:
-        """Come nearer to the budget than the first `number` slots of the queue do.
+        """Come nearer to the budget, if possible, than the first `number` slots of the queue do.
 
-        The last one may be dear. Without it, and without the slots of its layer that follow it,
+        The last one may be expensive. Without it, and without the slots of its layer that follow,
         some that come later in the queue may fit instead.
         """
 
@@ -260,12 +260,12 @@ class Budget:
                 sizes[name] += 1
             return {name: _cut(plans[name], size) for name, size in sizes.items()}
 
-        def is_too_dear(total: int) -> bool:
+        def is_too_expensive(total: int) -> bool:
             opened = {name: plan.opened for name, plan in cut(total).items()}
             after = {name: gate.index_fill(0, opened[name], True) for name, gate in gates.items()}
             return self._count(after) > budget
 
-        chosen = cut(_first(0, len(order) + 1, is_too_dear) - 1)
+        chosen = cut(_first(0, len(order) + 1, is_too_expensive) - 1)
         return AllocationPlan({name: plan for name, plan in chosen.items() if plan})
 
     def _count(self, gates: Mapping[str, Tensor]) -> int:

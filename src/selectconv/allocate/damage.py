@@ -1,4 +1,4 @@
-"""Can ECDM be trusted on a network: the measured damage of closing each slot beside the expected.
+"""Whether ECDM can be trusted on a network: the measured and the expected damage of each slot.
 
 Closing slot i takes `c = sum_k W[:, i, k] * x_k` from the output at every position, where `x_k` is
 what the selected input shows kernel position k there, the padding included. So the first and second

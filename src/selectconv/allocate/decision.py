@@ -27,7 +27,7 @@ class Decision:
         gamma: the damage level, or the schedule that solves for it.
         damage: as for `SelectConv2d.ecdm`.
         rule: how closed slots are re-opened.
-        grace: for so many epochs after it was re-opened, a slot is not closed again.
+        grace: the number of epochs in which a re-opened slot is not closed again.
         budget: what the model may cost; None: no target.
         watch: what training steps tell; None: growth by importance.
 
@@ -114,7 +114,7 @@ class Decision:
         return AllocationPlan(plans)
 
     def protected(self, name: str, epoch: int) -> Tensor | None:
-        """Tell which slots of a layer were re-opened too short a time ago to be closed again."""
+        """Return which slots of a layer may not be closed yet, (I,) bool; None: all may be."""
         return epoch - self.opened_at[name] <= self.grace if self.grace else None
 
     def smallest_gamma(self, layers: Mapping[str, SelectConvNd], epoch: int) -> float | None:

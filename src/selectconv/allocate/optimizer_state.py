@@ -1,4 +1,4 @@
-"""What an optimizer remembers of single slots, which a re-opened slot must forget."""
+"""An optimizer's state of single slots, which is cleared when a slot is re-opened."""
 
 from collections.abc import Mapping
 

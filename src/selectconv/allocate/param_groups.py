@@ -1,4 +1,4 @@
-"""The optimizer's parameter groups: the paper decays spatial shifts less than all else."""
+"""The optimizer's parameter groups: the paper decays spatial shifts less than everything else."""
 
 from typing import Any
 

@@ -51,7 +51,7 @@ class Replicas:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The model's device."""
         return next(iter(self.layers.values())).weight.device
 
     def broadcast(self) -> None:

@@ -40,7 +40,7 @@ class AllocationReport:
         return {"epoch": self.epoch, "layers": self.plan.to_dict()}
 
     def gains(self) -> dict[str, Any]:
-        """Return what growth by gradient chose from, as JSON keeps it; empty: it did not choose.
+        """Return what growth by gradient chose from, ready for JSON; empty if it did not choose.
 
         For each layer `opened`, as in a log, and `gains`: by group, by channel, a gain for each of
         the whole offsets of up to a pixel, row by row.

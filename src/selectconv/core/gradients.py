@@ -128,7 +128,7 @@ class GradientStatistics:
         """Return None: a copy of the model is not watched."""
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        """Pickle as None: nor is a saved one."""
+        """Pickle as None: a saved model is not watched either."""
         return type(None), ()
 
     def restart(self) -> None:

@@ -65,7 +65,7 @@ class SelectConvNd(SlottedConvNd):
     def from_conv(
         cls, conv: nn.Module, *, reallocate: bool = True, mean: MeanSource | None = None
     ) -> Self:
-        """Make a selective layer that holds the very weight and bias of a plain conv.
+        """Make a selective layer that shares the weight and the bias of a plain conv.
 
         Hooks, training flag and everything else that is set on `conv` are taken over.
 
@@ -115,7 +115,7 @@ class SelectConvNd(SlottedConvNd):
         return out if x is input else out[0]
 
     def _report(self, read: Callable[[], Tensor], out: Tensor) -> None:
-        """Show a forward pass in training to those who gather statistics of it."""
+        """Report a forward pass in training to the layer's statistics, if it has any."""
         if self.statistics is not None and self.training and not torch.compiler.is_compiling():
             self.statistics.see(read, out)
 
@@ -167,7 +167,7 @@ class SelectConvNd(SlottedConvNd):
         return run(x, self.index, self.shift, shifted)
 
     def _open_weight(self) -> Tensor:
-        """The weight with zeros where slots are closed: cheaper than zeros in the input."""
+        """Return the weight with zeros where slots are closed: cheaper than zeros in the input."""
         by_group = self.gate.view(self.groups, 1, -1)
         shape = (self.groups, self.out_channels // self.groups, -1)
         is_open = by_group.expand(shape).reshape(self.out_channels, -1)
@@ -228,7 +228,7 @@ class SelectConvNd(SlottedConvNd):
         slots: SlotSummary,
         norm: nn.modules.batchnorm._BatchNorm | None = None,
     ) -> Tensor:
-        """Convolve the open slots alone: what is closed is not there, in input and weight."""
+        """Convolve the open slots alone: closed ones are left out of input and weight."""
         weight: Tensor = self.weight
         shift: Tensor | None = self.shift
         if slots.kept is not None:
@@ -294,7 +294,7 @@ class SelectConv3d(SelectConvNd, nn.Conv3d):
 
 
 class _Tied(torch.autograd.Function):
-    """A weight as it is, whose gradient brings zeros for the shift along; nothing is copied."""
+    """Returns a weight as it is, without a copy; in the backward pass the shift gets zeros."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, shift: Tensor) -> Tensor:

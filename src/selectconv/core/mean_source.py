@@ -64,7 +64,7 @@ class ClosedForm(MeanSource, ABC):
 class BatchNormMean(ClosedForm):
     """E[X] in closed form for an input `act(bn(.))`, under `bn(.) ~ N(bias, weight^2)` (Eq. 1).
 
-    Reads the live batch norm. It is no module: it adds nothing to a `state_dict`, and copies and
+    Reads the live batch norm. It is not a module: it adds nothing to a `state_dict`, and copies and
     pickles along with the model that holds both.
 
     Args:

@@ -13,7 +13,7 @@ _PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
 class SlotCounts(NamedTuple):
-    """How many slots of a model's selective layers are open on another channel, and closed."""
+    """How many slots of a model read another channel, and how many are closed."""
 
     moved: int
     closed: int

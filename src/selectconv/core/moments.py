@@ -121,7 +121,7 @@ def expected_square_activation(beta: Tensor, gamma: Tensor, act: Activation | No
 
 
 def is_relu(act: Activation | None) -> bool:
-    """Tell whether an activation is ReLU, for which Eq. (1) is the closed form."""
+    """Return whether an activation is ReLU, for which Eq. (1) is the closed form."""
     return type(act) is nn.ReLU or any(act is function for function in _RELU_FUNCTIONS)
 
 

@@ -1,4 +1,4 @@
-"""What is decided, before it is done: a plan for each layer, in a plan for a model.
+"""Plans: what is decided before it is done, for each layer and for a whole model.
 
 Deciding and doing are apart: a plan can be logged as JSON, sent to other processes, and applied to
 any copy of the model.
@@ -127,7 +127,7 @@ class LayerPlan:
 
 @dataclass(frozen=True, eq=False)
 class AllocationPlan:
-    """What a model is to do: a `LayerPlan` for each layer, by the layer's name, that changes.
+    """What a model is to do: a `LayerPlan` for each layer that changes, by the layer's name.
 
     Example:
         >>> plan = AllocationPlan.from_dict({"conv": {"closed": [2], "opened": [[2, 0, None]]}})

@@ -106,7 +106,7 @@ def reroute(x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | No
 
 
 def can_read(tensor: Tensor) -> bool:
-    """Tell whether a decision may depend on a tensor's values.
+    """Return whether a decision may depend on a tensor's values.
 
     Not if it is compiled, transformed by `torch.func`, on meta, fake, or made of other tensors.
     """

@@ -99,7 +99,7 @@ class SlottedConvNd(DamageConvNd):
     ) -> Tensor:
         """Re-open the closed slots on the most important channels (Algorithm 2).
 
-        It knows no optimizer: where one holds momentum, use `ChannelAllocator`, which clears it.
+        It does not touch the optimizer: use `ChannelAllocator` where momentum must be cleared.
 
         Args:
             top_k: K, how many slots are candidates as sources.

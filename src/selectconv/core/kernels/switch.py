@@ -26,12 +26,12 @@ def simple_path() -> Iterator[None]:
 
 
 def is_simple() -> bool:
-    """Tell whether a `simple_path` block is running."""
+    """Return whether a `simple_path` block is running."""
     return _is_simple
 
 
 def is_watched() -> bool:
-    """Tell whether something must see torch's single operations, which a kernel would hide.
+    """Return whether something must see torch's single operations, which a kernel would hide.
 
     Compilers, tracers, dispatch modes, functorch and forward-mode derivatives do.
     """

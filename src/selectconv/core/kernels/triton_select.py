@@ -1,7 +1,7 @@
 """SelectChannel on the GPU in Triton: a pass forward, a pass per derivative, no synchronisation.
 
 Autograd sees one operation with a hand-written backward: no scatter, no atomics, deterministic.
-Triton is no dependency: it comes with torch's CUDA builds, and is imported when first asked for.
+Triton is not a dependency: it comes with torch's CUDA builds, and is imported when first asked for.
 """
 
 import functools

@@ -33,9 +33,6 @@ class Decision:
 
     Attributes:
         opened_at: by layer, the epoch in which each slot was last re-opened.
-
-    Raises:
-        ValueError: a schedule for gamma and a budget.
     """
 
     def __init__(

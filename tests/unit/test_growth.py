@@ -441,12 +441,18 @@ def test_resuming_in_the_middle_of_an_epoch_is_bit_equal() -> None:
     assert one.step(2).to_dict() == other.step(2).to_dict()
 
 
-def test_damaged_statistics_are_refused() -> None:
-    allocator = _allocator()
-    state = allocator.state_dict()
-    del state["growth"][next(iter(state["growth"]))]["every"]
+@pytest.mark.parametrize("missing", ["a layer's schedule", "all"])
+def test_damaged_statistics_are_refused_and_change_nothing(missing: str) -> None:
+    allocator, other = _allocator(), _allocator()
+    _train(other, 5, seed=1)
+    state, before = other.state_dict(), allocator.state_dict()
+    if missing == "all":
+        del state["growth"]
+    else:
+        del state["growth"][list(state["growth"])[-1]]["every"]
     with pytest.raises(AllocationError, match="`state` is damaged"):
         allocator.load_state_dict(state)
+    assert str(allocator.state_dict()) == str(before)
 
 
 def test_a_later_allocator_of_the_paper_stops_the_watch() -> None:

@@ -327,9 +327,11 @@ class ChannelAllocator:
         """
         read = read_state(state, self.layers, has_budget=self.budget is not None)
         if self.budget is not None:
-            self.budget.load_state_dict(state["budget"])
-        if self._watch is not None and "growth" in state:
-            self._watch.load_state_dict(state["growth"])
+            self.budget.check_state(state["budget"])
+        if self._watch is not None and read.settings.get("growth") == "gradient":
+            self._watch.load_state_dict(state.get("growth"))
+        if self.budget is not None:
+            self.budget.gamma = state["budget"]["gamma"]
         warn_of_changes(read.settings, self._settings())
         self.last_epoch = read.last_epoch
         self.generator.set_state(read.generator)

@@ -166,18 +166,17 @@ class Budget:
         """Return what resuming needs: the target, to be sure of it, and the last gamma."""
         return {"name": self.name, "fraction": self.fraction, "gamma": self.gamma}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict()`.
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a `state_dict()` of another target.
 
         Raises:
-            AllocationError: it is of another target.
+            AllocationError: it is one.
         """
         if (state["name"], state["fraction"]) != (self.name, self.fraction):
             raise AllocationError(
                 f"`state` is of a training with `{state['name']}` {state['fraction']!r}, "
                 f"this one has `{self.name}` {self.fraction!r}."
             )
-        self.gamma = state["gamma"]
 
     def _close(self, queue: ClosingQueue, budget: float, *, is_last: bool) -> AllocationPlan:
         """Close slots until the budget is met, and re-open none."""

@@ -57,16 +57,19 @@ class Watch:
         """Return what resuming needs."""
         return {name: statistics.state_dict() for name, statistics in self.by_layer.items()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict()`.
+    def load_state_dict(self, state: Any) -> None:
+        """Restore `state_dict()`, or change nothing.
 
         Raises:
             AllocationError: it is of another architecture, or damaged.
         """
+        before = self.state_dict()
         try:
             for name, statistics in self.by_layer.items():
                 statistics.load_state_dict(state[name])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
+            for name, statistics in self.by_layer.items():
+                statistics.load_state_dict(before[name])
             raise AllocationError(
                 f"`state` is damaged; reading the statistics of growth failed: {error!r}."
             ) from error

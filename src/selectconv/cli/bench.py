@@ -7,6 +7,7 @@ from jsonargparse import Namespace
 from rich.console import Console
 from rich.table import Table
 
+from selectconv.checks import check_choice
 from selectconv.cli.parser import Parser, check_whole
 from selectconv.errors import UsageError
 
@@ -65,8 +66,6 @@ def run(options: Namespace) -> int:
 
 
 def _check(options: Namespace) -> None:
-    from selectconv.checks import check_choice
-
     check_choice("case", options.case, CASES)
     check_whole(options, "repeats", 1)
     if options.compile and options.case != "step":

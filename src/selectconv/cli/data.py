@@ -4,6 +4,7 @@ from jsonargparse import Namespace
 from rich.console import Console
 from rich.table import Table
 
+from selectconv.checks import check_choice
 from selectconv.cli.parser import Parser
 from selectconv.errors import DataError, UsageError
 
@@ -27,7 +28,6 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: Namespace) -> int:
     """List or fetch."""
-    from selectconv.checks import check_choice
     from selectconv.data.registry import check_dataset_name, fetch_dataset, list_datasets
 
     check_choice("action", options.action, ACTIONS)

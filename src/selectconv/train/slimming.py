@@ -7,7 +7,6 @@ Torch-Pruning does the penalty and the cutting; how much to cut is found here.
 
 import copy
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -16,10 +15,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from selectconv.allocate.report import AllocationReport
+from selectconv.checks import warn
 from selectconv.core.plan import AllocationPlan, LayerPlan
 from selectconv.data.image_set import DatasetInfo
 from selectconv.deploy.cost import count_macs, count_params
-from selectconv.errors import RunError, SelectConvWarning
+from selectconv.errors import RunError
 from selectconv.extras import import_extra
 from selectconv.train.checkpoint import fit_shapes
 from selectconv.train.config import TrainConfig
@@ -70,6 +70,7 @@ class Slimmer(Plain):
 
     Attributes:
         importance: Torch-Pruning's score of the channels; batch norm's scales unless replaced.
+        is_pruned: channels were cut.
 
     Raises:
         RunError: Torch-Pruning is not installed.
@@ -98,9 +99,10 @@ class Slimmer(Plain):
         self.name = "target_params" if target_macs is None else "target_macs"
         fraction = target_params if target_macs is None else target_macs
         assert fraction is not None
-        self.target = fraction * self.cost(dense)
         self._dense_cost = self.cost(dense)
+        self.target = fraction * self._dense_cost
         self._example = torch.zeros(1, *shape)
+        self.is_pruned = self.num_cut() > 0
         if not self.is_pruned:
             self._pruner = self._build_pruner(self.model, 0.5)
             least = self.cost(self._pruned(self._largest_ratio())[0])
@@ -129,11 +131,6 @@ class Slimmer(Plain):
             sparsity=config.bn_sparsity,
         )
 
-    @property
-    def is_pruned(self) -> bool:
-        """Whether channels were cut."""
-        return self.num_cut() > 0
-
     def num_cut(self) -> int:
         """Count the filters that were cut out of the network's convs."""
         return self._num_filters - count_filters(self.model)
@@ -159,13 +156,12 @@ class Slimmer(Plain):
             return AllocationReport(epoch, AllocationPlan())
         ratio = self._largest_ratio()
         history = prune_to_target(self.model, self._pruned, ratio, self.cost, self.target)
+        self.is_pruned = self.num_cut() > 0
         reached = self.cost(self.model)
         if abs(reached - self.target) > 0.01 * self.target:
-            warnings.warn(
+            warn(
                 f"`{self.name}`: slimming reached {reached / self._dense_cost:.3f} of the dense "
-                f"network, the closest to {self.target / self._dense_cost:.3f} that it found.",
-                SelectConvWarning,
-                stacklevel=2,
+                f"network, the closest to {self.target / self._dense_cost:.3f} that it found."
             )
         plans = {
             name: LayerPlan(closed=torch.tensor(sorted(filters), dtype=torch.int64))

@@ -2,7 +2,6 @@
 
 import inspect
 import logging
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from selectconv.checks import check_callable, check_choice, check_count
+from selectconv.checks import check_callable, check_choice, check_count, warn
 from selectconv.conversion.eligibility import (
     MIN_CHANNELS,
     SELECTIVE,
@@ -24,7 +23,7 @@ from selectconv.conversion.input_mean import Graph, trace
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.mean_source import MeanSource, ObservedMean
 from selectconv.core.models import selective_layers, unwrap_compiled
-from selectconv.errors import ConversionError, SelectConvWarning
+from selectconv.errors import ConversionError
 from selectconv.trace.example import as_arguments, evaluating
 
 _log = logging.getLogger(__name__)
@@ -99,8 +98,7 @@ def convert(
     chosen, refused = _choose(root, graph, seen, min_channels, where)
     if not chosen:
         if selective_layers(root):
-            message = "the model is converted already; nothing was changed."
-            warnings.warn(message, SelectConvWarning, stacklevel=2)
+            warn("the model is converted already; nothing was changed.")
             return model
         raise ConversionError(_nothing_chosen(refused))
     layers = {

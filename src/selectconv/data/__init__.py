@@ -18,9 +18,10 @@ from selectconv.data.registry import (
     load_dataset,
     where_to_look,
 )
+from selectconv.data.serve.batches import Loader
 from selectconv.data.serve.device_loader import DeviceLoader
 from selectconv.data.serve.folder_loader import FolderLoader
-from selectconv.data.serve.loader import Loader, make_loader
+from selectconv.data.serve.loader import make_loader
 
 __all__ = [
     "DatasetInfo",

@@ -15,23 +15,6 @@ from selectconv.data.read.own_images import PREFIX, describe_images, own_folder,
 from selectconv.errors import DataError, UsageError
 from selectconv.files import cache_folder
 
-__all__ = [
-    "DatasetInfo",
-    "Images",
-    "Splits",
-    "cache_folder",
-    "check_amounts",
-    "check_dataset_name",
-    "dataset_info",
-    "describe_lack",
-    "fetch_dataset",
-    "find_dataset",
-    "list_datasets",
-    "load_dataset",
-    "own_folder",
-    "where_to_look",
-]
-
 _log = logging.getLogger(__name__)
 
 

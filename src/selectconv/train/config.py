@@ -193,7 +193,8 @@ class TrainConfig:
 
         One's own are counted when they are read: a run's settings are valid wherever it is read.
         """
-        from selectconv.data.registry import check_amounts, dataset_info, own_folder
+        from selectconv.data.read.own_images import own_folder
+        from selectconv.data.registry import check_amounts, dataset_info
 
         if own_folder(self.data) is None:
             check_amounts(dataset_info(self.data, self.image_size), self.subset, self.test_subset)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from selectconv.data.image_set import DatasetInfo
-from selectconv.data.read.jpeg import import_pillow, open_image
+from selectconv.data.read.image_file import import_pillow, open_image
 from selectconv.errors import DataError
 
 FILES = ("train", "val")

@@ -19,7 +19,7 @@ from selectconv.data.read.image_folder import (
     list_images,
     list_test,
 )
-from selectconv.data.read.jpeg import look_at, open_image
+from selectconv.data.read.image_file import look_at, open_image
 from selectconv.errors import DataError, UsageError
 
 PREFIX = "imagefolder:"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from selectconv.data.image_set import DatasetInfo, ImageSet, check_labels
 from selectconv.data.progress import progress_bar
-from selectconv.data.read.jpeg import open_image
+from selectconv.data.read.image_file import open_image
 from selectconv.errors import DataError
 from selectconv.files import cache_folder, replacing
 

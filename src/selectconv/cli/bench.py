@@ -1,13 +1,12 @@
 """`selectconv bench`: ratios of ours to the plain way, side by side in one run."""
 
-import json
 from typing import Any
 
 from jsonargparse import Namespace
-from rich.console import Console
 from rich.table import Table
 
 from selectconv.checks import check_choice
+from selectconv.cli.console import print_lines, wide_console
 from selectconv.cli.parser import Parser, check_whole
 from selectconv.errors import UsageError
 
@@ -58,10 +57,8 @@ def run(options: Namespace) -> int:
     with one_thread():
         rows = _measure(options)
     if options.json:
-        for row in rows:
-            print(json.dumps(row))
-        return 0
-    Console(width=None if Console().is_terminal else 130).print(_table(options.case, rows))
+        return print_lines(rows)
+    wide_console(130).print(_table(options.case, rows))
     return 0
 
 

@@ -1,16 +1,15 @@
 """`selectconv compress`: a run's network as a smaller plain model in one file."""
 
 import functools
-import json
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
-from rich.console import Console
 from rich.table import Table
 
+from selectconv.cli.console import print_lines, wide_console
 from selectconv.cli.parser import Parser, check_whole
 from selectconv.cli.places import check_output
 
@@ -70,9 +69,7 @@ def run(options: Namespace) -> int:
         trained.plain(), model, small, out, example, options.repeats if options.table else 0
     )
     if options.json:
-        for row in rows:
-            print(json.dumps(row))
-        return 0
+        return print_lines(rows)
     table = Table(title=f"{out} (measured with batches of {options.batch_size})")
     table.add_column("model")
     for head in ("parameters", "multiply-adds", "file, kB", "ms per call", "of plain"):
@@ -86,7 +83,7 @@ def run(options: Namespace) -> int:
             "-" if row["ms"] is None else f"{row['ms']:.2f}",
             "-" if row["time_ratio"] is None else f"{row['time_ratio']:.2f}",
         )
-    console = Console(width=None if Console().is_terminal else 110)
+    console = wide_console(110)
     console.print(table)
     if options.table:
         console.print(_held_table(model, example[:1], rows))

@@ -112,7 +112,7 @@ def build_table(
         paper = quoted.get(key.method, {})
         rows.append(
             (
-                _method_name(row),
+                row.name + _selection_words(row),
                 str(len(row.runs)),
                 *_sizes(row, has_condensenet_count=table == _CONDENSENET_COUNT),
                 *_held_out_loss(row, answers.get(key)),
@@ -160,10 +160,6 @@ def _write_caption(group: Group, answers: Mapping[RowKey, Answer], scale: str, t
         words.append("Another placement is compared with the paper's, not with the baseline.")
     words.append("Paper: quoted as printed, for its own networks, images and epochs.")
     return " ".join(words)
-
-
-def _method_name(row: Row) -> str:
-    return row.name + _selection_words(row)
 
 
 def _selection_words(row: Row) -> str:

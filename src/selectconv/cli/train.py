@@ -118,7 +118,7 @@ def read_settings(options: Namespace) -> dict[str, Any]:
 def read_file(path: Path) -> dict[str, Any]:
     """Read a config file; null means that a setting is not given."""
     try:
-        content = get_loader("yaml")(path.read_text())
+        content = get_loader("yaml")(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"--config: {path} cannot be read: {reason}.") from error

@@ -309,7 +309,7 @@ def _defaults() -> dict[str, Any]:
 @cache
 def _recipes() -> dict[str, Any]:
     content: dict[str, Any] = yaml.safe_load(
-        (files("selectconv.train") / "recipes.yaml").read_text()
+        (files("selectconv.train") / "recipes.yaml").read_text(encoding="utf-8")
     )
     return content
 

@@ -15,6 +15,8 @@ from selectconv.allocate.allocator import ChannelAllocator
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers
 from selectconv.core.plan import LayerPlan
+from selectconv.core.slots import draw_shift
+from selectconv.core.threads import using
 from selectconv.data.image_set import DatasetInfo
 from selectconv.data.registry import check_amounts
 from selectconv.deploy.cost import count_macs, count_params
@@ -113,7 +115,7 @@ def reallocate(
     moved = order[: round(share * layer.in_channels)]
     sources = order[len(moved) : len(moved) + _SOURCES]
     chosen = torch.randint(len(sources), (len(moved),), generator=generator)
-    shift = (torch.rand(len(moved), 2, generator=generator) * 2 - 1) * _MAX_SHIFT
+    shift = draw_shift(len(moved), layer.weight.ndim - 2, _MAX_SHIFT, generator)
     # R^random: with weights of zero, nothing would flow back through the moved slots.
     shifts = shift if use_shift else None
     plan = LayerPlan(moved, moved, sources[chosen], shifts, weight_seed=0)
@@ -164,15 +166,12 @@ def _time_step(step: Callable[[], None], device: torch.device) -> float:
     threads = torch.get_num_threads()
     seconds = []
     for tried in {threads, 1} if device.type == "cpu" else {threads}:
-        torch.set_num_threads(tried)
-        try:
+        with using(tried):
             times = []
             for _ in range(_REPEATS + 1):
                 started = _now(device)
                 step()
                 times.append(_now(device) - started)
-        finally:
-            torch.set_num_threads(threads)
         seconds.append(statistics.median(times[1:]))  # the first one warms up
     return min(seconds)
 

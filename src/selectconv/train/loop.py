@@ -33,6 +33,7 @@ from selectconv.train.run_folder import (
     HOLDOUT,
     LAST,
     METRICS,
+    TENSORBOARD,
     RunFolder,
     dumps,
 )
@@ -280,4 +281,4 @@ def _run_epochs(training: Training, folder: RunFolder, display: Display) -> None
 def _tensorboard(folder: RunFolder, first_epoch: int) -> Any:
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=first_epoch)
+    return SummaryWriter(str(folder / TENSORBOARD), purge_step=first_epoch)

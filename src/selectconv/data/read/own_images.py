@@ -12,6 +12,7 @@ from torch import Tensor
 from selectconv.checks import check_count
 from selectconv.data.image_set import DatasetInfo, ImageSet
 from selectconv.data.progress import progress_bar
+from selectconv.data.read.image_file import look_at, open_image
 from selectconv.data.read.image_folder import (
     ImageFolder,
     centre_crop,
@@ -19,7 +20,6 @@ from selectconv.data.read.image_folder import (
     list_images,
     list_test,
 )
-from selectconv.data.read.image_file import look_at, open_image
 from selectconv.errors import DataError, UsageError
 
 PREFIX = "imagefolder:"

@@ -209,7 +209,7 @@ def _check_numbers(row: Mapping[str, Any], names: Iterable[str], where: str) -> 
 
 def _read_holdout(folder: RunFolder) -> dict[str, Any]:
     try:
-        content = json.loads((folder / HOLDOUT).read_text())
+        content = json.loads((folder / HOLDOUT).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"it has no {HOLDOUT}, which its settings ask for.") from None
     except (OSError, ValueError) as error:
@@ -222,7 +222,7 @@ def _read_holdout(folder: RunFolder) -> dict[str, Any]:
 
 def _read_environment(folder: RunFolder) -> dict[str, Any]:
     try:
-        content = json.loads((folder / ENVIRONMENT).read_text())
+        content = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -18,7 +18,7 @@ from selectconv.conversion.mean_rules import (
     Chain,
     activation,
     differ_by_channel,
-    is_whole,
+    is_leaf,
     keeps_mean,
     keeps_values,
     norm_and_activations,
@@ -54,7 +54,7 @@ class ConvInput:
 
 
 @dataclass(frozen=True)
-class Graph:
+class ConvInputs:
     """A model's convs, by module identity, with what the graph shows of their inputs.
 
     Attributes:
@@ -66,7 +66,7 @@ class Graph:
     failure: str | None = None
 
 
-def trace(model: nn.Module, calls: Mapping[int, int] | None = None) -> Graph:
+def find_conv_inputs(model: nn.Module, calls: Mapping[int, int] | None = None) -> ConvInputs:
     """Trace a model and look at every conv's input.
 
     A model that cannot be traced shows nothing by itself. Where it is known which modules a run of
@@ -76,15 +76,15 @@ def trace(model: nn.Module, calls: Mapping[int, int] | None = None) -> Graph:
         model: the model.
         calls: how often a run called each module, by `id(module)`; None: not known.
     """
-    graph = _trace_whole(model)
-    if graph.failure is None or calls is None:
-        return graph
+    found = _trace_whole(model)
+    if found.failure is None or calls is None:
+        return found
     inputs: dict[int, ConvInput] = {}
     parts = list(model.children())
     while parts:
         part = parts.pop()
         # A part whose modules are called from outside is not what its own forward shows.
-        shown = _trace_whole(part) if calls.get(id(part)) else Graph(failure="not called")
+        shown = _trace_whole(part) if calls.get(id(part)) else ConvInputs(failure="not called")
         if shown.failure is not None:
             parts.extend(part.children())
             continue
@@ -92,15 +92,15 @@ def trace(model: nn.Module, calls: Mapping[int, int] | None = None) -> Graph:
             if calls.get(key) == calls[id(part)] * seen.calls:
                 # What reaches the part is not known to be raw.
                 inputs[key] = ConvInput(seen.source, calls=seen.calls)
-    return Graph(inputs, graph.failure)
+    return ConvInputs(inputs, found.failure)
 
 
-def _trace_whole(model: nn.Module) -> Graph:
+def _trace_whole(model: nn.Module) -> ConvInputs:
     try:
         with _left_alone(model):
-            graph = Tracer(is_whole).trace(model)
+            graph = Tracer(is_leaf).trace(model)
     except Exception as error:  # user code under a tracer can fail in any way; the reason is kept
-        return Graph(failure=first_line(error))
+        return ConvInputs(failure=first_line(error))
     modules = dict(model.named_modules())
     calls: dict[int, list[fx.Node]] = {}
     for node in graph.nodes:
@@ -118,7 +118,7 @@ def _trace_whole(model: nn.Module) -> Graph:
             if source is not None and source.num_channels != conv.in_channels:
                 source = None
         inputs[key] = ConvInput(source, is_raw, len(nodes))
-    return Graph(inputs)
+    return ConvInputs(inputs)
 
 
 @contextmanager

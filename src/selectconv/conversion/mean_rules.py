@@ -70,7 +70,7 @@ class _Configured:
         return f"{self.function.__name__}({', '.join(settings)})"
 
 
-def is_whole(module: nn.Module) -> bool:
+def is_leaf(module: nn.Module) -> bool:
     """Return whether a module is to be seen as one step, although it may not be torch's own."""
     is_layer = isinstance(module, nn.modules.conv._ConvNd | _BatchNorm)
     return is_layer or find_module_row(module) is not None

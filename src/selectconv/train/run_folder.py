@@ -154,12 +154,19 @@ class RunFolder:
         Raises:
             RunError: it was damaged or changed, or a line is not JSON.
         """
+        path = self.check(name)
+        rows: list[dict[str, Any]] = read_json_lines(path) if path.exists() else []
+        return rows
+
+    def check(self, name: str) -> Path:
+        """Return the path of a file, which need not exist.
+
+        Raises:
+            RunError: it was damaged or changed.
+        """
         path = self / name
         check_recorded(path, "restore it, or train again.")
-        if not path.exists():
-            return []
-        rows: list[dict[str, Any]] = read_json_lines(path)
-        return rows
+        return path
 
     def settle(self) -> None:
         """Note that the lines so far belong to the checkpoint: none of them may be missing."""

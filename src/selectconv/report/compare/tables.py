@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -128,7 +127,7 @@ def build_table(
             )
         )
     caption = _write_caption(group, answers, scale, test)
-    return ResultTable(group.title, caption, rows, state_findings(group))
+    return ResultTable(group.title, caption, rows, state_findings(group, answers))
 
 
 def _write_caption(group: Group, answers: Mapping[RowKey, Answer], scale: str, test: str) -> str:
@@ -163,7 +162,7 @@ def _write_caption(group: Group, answers: Mapping[RowKey, Answer], scale: str, t
 
 
 def _selection_words(row: Row) -> str:
-    selection: Mapping[str, Any] = json.loads(row.key.selection)
+    selection = row.key.selection
     budget = [name for name in ("target_macs", "target_params") if selection.get(name)]
     names = [name for name in (*(budget or ["gamma"]), "grace") if name not in row.told]
     words = [f"{name} {_short(selection[name])}" for name in names if selection.get(name)]

@@ -182,8 +182,8 @@ def read_run(path: Path) -> Run:
         )
     for epoch, row in enumerate(metrics):
         _check_metrics(row, epoch)
-    is_logged = bool(folder.read(ALLOCATION))  # refused if it was damaged
-    allocation = read_log(folder / ALLOCATION, epochs=config.epochs) if is_logged else []
+    log = folder.check(ALLOCATION)
+    allocation = read_log(log, epochs=config.epochs) if log.exists() else []
     holdout = _read_holdout(folder) if config.holdout else None
     return Run(path, config, metrics, allocation, environment, holdout)
 

@@ -52,7 +52,7 @@ def bench_data(
 
     Both sides make the same batches from the same draws, which is checked before anything is
     measured. They are measured in turn, both on one thread: what `DeviceLoader` uses anyway, and
-    no more than an image at a time can use.
+    all that work on one image at a time can use.
 
     Raises:
         TypeError, ValueError: an argument that is not accepted.

@@ -99,7 +99,7 @@ def _held_table(model: Any, one: Any, rows: list[dict[str, Any]]) -> Table | str
     if not held:
         return "Every filter that stays is read by at least half of the layers that could."
     head, *lines = held_lines(held)
-    table = Table(title="Filters that stay although most of the layers behind them closed them")
+    table = Table(title="Filters that stay although most of the layers after them closed them")
     for name in head:
         table.add_column(name, justify="right" if name in ("filters", "multiply-adds") else "left")
     for line in lines:

@@ -28,7 +28,7 @@ VERBS = {
     "compress": ("compress", "write a run's network as a smaller plain model"),
     "export": ("export", "write a run's network as ONNX"),
     "report": ("report", "write one page with the tables and figures of runs"),
-    "reproduce": ("reproduce", "carry out the runs behind a table of the paper, and fill it in"),
+    "reproduce": ("reproduce", "carry out the runs of a table of the paper, and fill it in"),
     "data": ("data", "list the data sets, or fetch one"),
     "models": ("models", "list the networks with their sizes beside the paper's"),
     "bench": (

@@ -61,7 +61,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def sections() -> dict[str, list[str]]:
-    """Return the settings under the titles of the help; a new one goes by its group."""
+    """Return the settings under the titles of the help; a new setting is placed by its group."""
     placed = {name for names in _SECTIONS.values() for name in names}
     new = [name for name in setting_names() if name not in placed]
     selection = setting_names("selection")

@@ -193,7 +193,7 @@ class _Walk:
             return self._zero_padded(node, acts, width)
         if is_rearrangement(node, module):
             return self._rearranged(node, acts)
-        # A mean that is kept says nothing about the mean of a non-linear function behind it.
+        # A mean that is kept says nothing about the mean of a non-linear function after it.
         if not acts and keeps_mean(node, module):
             return self.closed_form(argument(node), (), width)
         return None
@@ -275,7 +275,7 @@ class _Walk:
         value = argument(node, 3, "value")
         if not isinstance(pad, list | tuple) or len(pad) < 2 or differ_by_channel(acts):
             return None
-        # F.pad counts from the last axis: the pair behind the spatial ones is the channels'.
+        # F.pad counts from the last axis: the pair after the spatial ones is that of the channels.
         *spatial, front, back = pad
         if len(spatial) != 2 * self.axes or any(size != 0 for size in spatial):
             return None

@@ -162,7 +162,7 @@ def check_modules(model: nn.Module) -> None:
 
 
 def copy_model(model: nn.Module, shared: Iterable[Any] = ()) -> nn.Module:
-    """Copy a model, all but these of its parts.
+    """Copy a model, except for its `shared` parts, which both then hold.
 
     Raises:
         CompressionError: it cannot be copied.

@@ -31,7 +31,7 @@ class Tracer(fx.Tracer):
     """Traces into everything but torch's own modules and those that are to be seen as one step.
 
     Args:
-        is_leaf: return whether a module is to be seen as one step.
+        is_leaf: returns whether a module is one step of the graph.
 
     Attributes:
         inside: names of the modules whose forward is under way, outermost first. After an exception

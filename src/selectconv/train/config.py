@@ -189,9 +189,10 @@ class TrainConfig:
         self._check_method()
 
     def _check_images(self) -> None:
-        """Check that the data set has as many images as are asked for.
+        """Check that the data set has enough images.
 
-        One's own are counted when they are read: a run's settings are valid wherever it is read.
+        The user's own images are counted when they are read, so that a run's settings are valid
+        on any machine.
         """
         from selectconv.data.read.own_images import own_folder
         from selectconv.data.registry import check_amounts, dataset_info

@@ -64,7 +64,7 @@ def announce(config: TrainConfig, folder: Path, console: Console) -> None:
 
 
 def count_images(config: TrainConfig, info: DatasetInfo) -> float:
-    """Count the images of a run, those of tests as the part of a training image that they cost."""
+    """Count the images of a run; a test image counts as the part of a training image it costs."""
     train = min(config.subset or info.num_train, info.num_train)
     tested = config.epochs * min(config.test_subset or info.num_test, info.num_test)
     if config.holdout:
@@ -158,7 +158,7 @@ def seconds_per_image(config: TrainConfig, info: DatasetInfo) -> float:
 
 
 def _time_step(step: Callable[[], None], device: torch.device) -> float:
-    """Time a step with the threads there are, and on the CPU with one, and take the shorter time.
+    """Time a step with all threads and, on the CPU, with one; return the shorter time.
 
     Threads that wait for each other on a busy machine count CPU time for nothing: several then
     seem slower than one.

@@ -103,7 +103,7 @@ class RunFolder:
         """Read the settings of the run.
 
         Raises:
-            RunError: there are none, or they cannot be read.
+            RunError: they are missing, or cannot be read.
         """
         path = self / CONFIG
         if path.exists():

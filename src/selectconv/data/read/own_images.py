@@ -1,4 +1,4 @@
-"""One's own images: `imagefolder:DIR` with `train/` and `test/`, one folder per class in each."""
+"""Your images: `imagefolder:DIR` with `train/` and `test/`, one folder per class in each."""
 
 import os
 from collections.abc import Callable
@@ -35,7 +35,7 @@ _STATISTICS = {
 
 
 def own_folder(name: str, root: Path | str | None = None) -> Path | None:
-    """Return the folder that `imagefolder:DIR` names; None for another name.
+    """Return the folder that `imagefolder:DIR` names; None for other names.
 
     Args:
         name: of a data set.
@@ -135,7 +135,7 @@ def _list_test(
 
 
 def _decode(folder: ImageFolder, advance: Callable[[int], None]) -> ImageSet:
-    """Decode all images of a folder: the shorter side to its size, and the middle."""
+    """Decode all images of a folder: resize the shorter side, and crop the middle."""
 
     def decode(index: int) -> Tensor | DataError:
         try:

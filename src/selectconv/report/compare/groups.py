@@ -122,7 +122,7 @@ class Row:
 
     @property
     def short_name(self) -> str:
-        """The same for the axis of a figure."""
+        """A shorter name, for the axis of a figure."""
         return self.name.replace(" (select)", "")
 
     def measured(self, measure: str) -> dict[int, float]:

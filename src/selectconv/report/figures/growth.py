@@ -13,7 +13,7 @@ from selectconv.train.run_folder import GAINS
 
 
 def draw_gains(run: Run, name: str) -> Figure | None:
-    """Draw the gains of the layer that re-opened most at the last step; None: there are none."""
+    """Draw the gains of the layer that re-opened most at the last step; None without gains."""
     path = run.path / GAINS
     if not path.exists():
         return None

@@ -33,8 +33,8 @@ from selectconv.data.registry import load_dataset
 from selectconv.deploy.cost import count
 from selectconv.train import loop, network
 from selectconv.train.config import resolve
-from selectconv.train.methods import Slimmer
 from selectconv.train.run_folder import describe_environment
+from selectconv.train.slimming import Slimmer
 from selectconv.zoo import create_model
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -83,9 +83,9 @@ def run_one(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]
     )
     training = loop.Training(config, loop.build_fabric(config), splits)
     if name == "torch-pruning L1":
-        assert isinstance(training.allocator, Slimmer)
-        scores = training.allocator.pruning.importance
-        training.allocator.importance = scores.MagnitudeImportance(p=1)
+        assert isinstance(training.method, Slimmer)
+        scores = training.method.pruning.importance
+        training.method.importance = scores.MagnitudeImportance(p=1)
     example = torch.zeros(1, *splits.info.shape)
     dense = count(training.model, example)
     started = time.process_time()

@@ -79,37 +79,26 @@ __all__ = [
 
 # Where each public name lives.
 _HOMES = {
-    "AllocationError": "selectconv.errors",
-    "AllocationPlan": "selectconv.core.plan",
-    "AllocationReport": "selectconv.allocate.report",
-    "BatchNormMean": "selectconv.core.mean_source",
-    "ChannelAllocator": "selectconv.allocate.allocator",
-    "CompressionError": "selectconv.errors",
-    "ConcatMean": "selectconv.core.mean_source",
-    "ConstantMean": "selectconv.core.mean_source",
-    "ConversionError": "selectconv.errors",
-    "Cost": "selectconv.deploy.cost",
-    "CostCounter": "selectconv.deploy.cost",
-    "ExportError": "selectconv.errors",
-    "MeanSourceError": "selectconv.errors",
-    "ObservedMean": "selectconv.core.mean_source",
-    "SelectConv1d": "selectconv.core.layer",
-    "SelectConv2d": "selectconv.core.layer",
-    "SelectConv3d": "selectconv.core.layer",
-    "SelectConvError": "selectconv.errors",
-    "SelectConvWarning": "selectconv.errors",
-    "SelectedMean": "selectconv.core.mean_source",
-    "compress": "selectconv.deploy.compress",
-    "convert": "selectconv.conversion.convert",
-    "count": "selectconv.deploy.cost",
-    "create_model": "selectconv.zoo",
-    "describe": "selectconv.conversion.description",
-    "export_onnx": "selectconv.deploy.onnx",
-    "list_models": "selectconv.zoo",
-    "load_compressed": "selectconv.deploy.compressed_file",
-    "observe_damage": "selectconv.allocate.damage",
-    "param_groups": "selectconv.allocate.param_groups",
-    "save_compressed": "selectconv.deploy.compressed_file",
+    name: f"selectconv.{module}"
+    for module, names in {
+        "allocate.allocator": "ChannelAllocator",
+        "allocate.damage": "observe_damage",
+        "allocate.param_groups": "param_groups",
+        "allocate.report": "AllocationReport",
+        "conversion.convert": "convert",
+        "conversion.description": "describe",
+        "core.layer": "SelectConv1d SelectConv2d SelectConv3d",
+        "core.mean_source": "BatchNormMean ConcatMean ConstantMean ObservedMean SelectedMean",
+        "core.plan": "AllocationPlan",
+        "deploy.compress": "compress",
+        "deploy.compressed_file": "load_compressed save_compressed",
+        "deploy.cost": "Cost CostCounter count",
+        "deploy.onnx": "export_onnx",
+        "errors": "AllocationError CompressionError ConversionError ExportError MeanSourceError "
+        "SelectConvError SelectConvWarning",
+        "zoo": "create_model list_models",
+    }.items()
+    for name in names.split()
 }
 
 

@@ -1,4 +1,7 @@
-"""Checks of what users pass in: each error names the argument, the value and what is accepted."""
+"""Checks of what users pass in: each error names the argument, the value and what is accepted.
+
+Importing this file does not import torch: the command line checks its words before it needs torch.
+"""
 
 import difflib
 import math
@@ -8,9 +11,6 @@ import warnings
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from selectconv.errors import SelectConvWarning
 
@@ -68,8 +68,13 @@ def check_choice(name: str, value: str, choices: Collection[str]) -> str:
 
 def suggest(value: str, choices: Collection[str]) -> str:
     """Return " Did you mean ...?" with the nearest of `choices`, or nothing if none is near."""
-    near = difflib.get_close_matches(str(value), list(choices), n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    near = nearest(value, choices)
+    return f" Did you mean {near!r}?" if near else ""
+
+
+def nearest(value: str, choices: Collection[str]) -> str | None:
+    """Return the nearest of `choices`, or None if none is near."""
+    return next(iter(difflib.get_close_matches(str(value), list(choices), n=1)), None)
 
 
 def check_callable(name: str, value: Callable[..., Any]) -> None:
@@ -85,38 +90,6 @@ def check_path(name: str, value: str | os.PathLike[str]) -> Path:
     if not os.fspath(value):
         raise ValueError(f"`{name}` must be a path, got an empty one.")
     return Path(value)
-
-
-def check_tensor(
-    name: str,
-    value: Tensor,
-    shape: tuple[int | None, ...],
-    kind: torch.dtype | None = None,
-    *,
-    match: str = "",
-) -> None:
-    """Check a tensor's shape (None: any size) and dtype (None: any floating dtype).
-
-    Args:
-        name: of the argument.
-        value: the tensor.
-        shape: that it must have.
-        kind: the dtype that it must have.
-        match: the argument that the shape follows from, which may be the wrong one of the two.
-    """
-    if not isinstance(value, Tensor):
-        raise TypeError(f"`{name}` must be a tensor, got {type(value).__name__}.")
-    fits = value.ndim == len(shape) and all(
-        want is None or want == have for want, have in zip(shape, value.shape, strict=True)
-    )
-    if not fits:
-        wanted = ", ".join("*" if size is None else str(size) for size in shape)
-        reason = f" to match `{match}`" if match else ""
-        raise ValueError(f"`{name}` must have shape ({wanted}){reason}, got {tuple(value.shape)}.")
-    if kind is None and not value.is_floating_point():
-        raise TypeError(f"`{name}` must have a floating dtype, got {value.dtype}.")
-    if kind is not None and value.dtype != kind:
-        raise TypeError(f"`{name}` must have dtype {kind}, got {value.dtype}.")
 
 
 def warn(message: str) -> None:

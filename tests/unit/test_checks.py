@@ -14,8 +14,8 @@ from selectconv.checks import (
     check_fraction,
     check_non_negative,
     check_path,
-    check_tensor,
 )
+from selectconv.core.tensors import check_tensor
 
 NAN, INF = float("nan"), float("inf")
 

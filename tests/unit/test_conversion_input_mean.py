@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import selectconv as sc
-from selectconv.conversion.input_mean import trace
+from selectconv.conversion.input_mean import find_conv_inputs
 from selectconv.core.moments import is_relu
 from tiny_models import BATCH_NORMS, CONVS, Net
 
@@ -52,7 +52,7 @@ def per_channel_prelu():
 
 def source_of(net):
     """The closed form that the graph shows for `net.conv`; None: it is to be observed."""
-    graph = trace(net)
+    graph = find_conv_inputs(net)
     assert graph.failure is None
     return graph.inputs[id(net.conv)].source
 
@@ -511,14 +511,14 @@ IS_RAW = {
 def test_raw_input(name):
     is_raw, run, inputs = IS_RAW[name]
     net = Net(run, bn=norm(), act=nn.GELU(), first=nn.Conv2d(8, 8, 1), conv=conv(inputs))
-    graph = trace(net)
+    graph = find_conv_inputs(net)
     assert graph.failure is None
     assert graph.inputs[id(net.conv)].is_raw is is_raw
 
 
 def test_model_that_cannot_be_traced_shows_nothing_but_why():
     net = Net(lambda n, x: n.conv(n.bn(x)) if x.sum() > 0 else x, bn=norm(), conv=conv())
-    graph = trace(net)
+    graph = find_conv_inputs(net)
     assert graph.inputs == {}
     assert "TraceError" in graph.failure
     assert "\n" not in graph.failure
@@ -526,7 +526,7 @@ def test_model_that_cannot_be_traced_shows_nothing_but_why():
 
 def test_convs_that_forward_does_not_reach_are_missing():
     net = Net(lambda n, x: n.conv(n.bn(x)), bn=norm(), conv=conv(), unused=conv())
-    assert list(trace(net).inputs) == [id(net.conv)]
+    assert list(find_conv_inputs(net).inputs) == [id(net.conv)]
 
 
 class Forgetful(nn.Module):
@@ -552,7 +552,7 @@ def test_tracing_leaves_the_model_as_it_was():
     attributes = dict(vars(net))
     buffers = dict(net.named_buffers())
     values = copy.deepcopy(net.state_dict())
-    assert trace(net).failure is None
+    assert find_conv_inputs(net).failure is None
     assert vars(net) == attributes
     assert [name for name, _ in net.named_modules()] == ["", "bn", "conv"]
     assert all(now is buffers[name] for name, now in net.named_buffers())
@@ -565,7 +565,7 @@ def test_embedded_words_are_not_raw_input():
         lambda n, x: n.conv(n.words(x).transpose(1, 2)),
         words=nn.Embedding(20, 8), conv=nn.Conv1d(8, 4, 3),
     )  # fmt: skip
-    graph = trace(net)
+    graph = find_conv_inputs(net)
     assert graph.failure is None
     assert not graph.inputs[id(net.conv)].is_raw
     sc.convert(net, torch.zeros(2, 6, dtype=torch.int64))

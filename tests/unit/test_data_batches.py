@@ -16,7 +16,6 @@ def positions(**options):
 
 def test_one_process_gets_everything_in_order():
     assert positions(num_images=7, batch_size=3) == [[0, 1, 2], [3, 4, 5], [6]]
-    assert positions(num_images=7, batch_size=3, drop_last=True) == [[0, 1, 2], [3, 4, 5]]
     assert positions(num_images=6, batch_size=3) == [[0, 1, 2], [3, 4, 5]]
 
 
@@ -39,13 +38,12 @@ def test_a_rest_smaller_than_the_ranks_is_left_out_in_training_only():
     num_images=st.integers(1, 60),
     batch_size=st.integers(1, 7),
     world_size=st.integers(1, 4),
-    drop_last=st.booleans(),
 )
-def test_ranks_together_see_what_one_process_sees(num_images, batch_size, world_size, drop_last):
+def test_ranks_together_see_what_one_process_sees(num_images, batch_size, world_size):
     whole = batch_size * world_size
-    one = positions(num_images=num_images, batch_size=whole, drop_last=drop_last, in_step=False)
+    one = positions(num_images=num_images, batch_size=whole, in_step=False)
     plans = [
-        BatchPlan(num_images, batch_size, rank, world_size, drop_last, in_step=False)
+        BatchPlan(num_images, batch_size, rank, world_size, in_step=False)
         for rank in range(world_size)
     ]
     shares = [[list(range(*span)) for span in plan] for plan in plans]
@@ -74,7 +72,6 @@ def test_ranks_take_the_same_number_of_training_steps(num_images, batch_size, wo
         ({"rank": -1}, "`rank` must be at least 0, got -1"),
         ({"rank": 2, "world_size": 2}, "`rank` must be less than 2, got 2"),
         ({"num_images": 3, "world_size": 4}, "3 images give no batch of 5 for each of 4 proc"),
-        ({"num_images": 4, "drop_last": True}, "4 images give no batch of 5 for each of 1 proc"),
     ],
 )
 def test_wrong_plans_are_refused(options, message):

@@ -28,9 +28,10 @@ def folder(tmp_path):
     return folder
 
 
-@pytest.fixture
-def cache(tmp_path):
-    return tmp_path / "cache"
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    return tmp_path / "caches" / "selectconv"
 
 
 @pytest.fixture
@@ -54,8 +55,8 @@ def assert_near(values, wanted):
     assert max(abs(a - b) for a, b in zip(values, wanted, strict=True)) <= STEP
 
 
-def test_training_images_come_by_class_in_the_order_of_wnids(folder, cache):
-    train, _ = read_tiny_imagenet(folder, INFO, cache)
+def test_training_images_come_by_class_in_the_order_of_wnids(folder):
+    train, _ = read_tiny_imagenet(folder, INFO)
     assert train.labels.tolist() == [0, 0, 1, 1, 2, 2]
     # Greys were dealt out in the order of TINY_CLASSES, which is not sorted.
     assert list(TINY_CLASSES) != sorted(TINY_CLASSES)
@@ -64,26 +65,26 @@ def test_training_images_come_by_class_in_the_order_of_wnids(folder, cache):
     assert train.images.dtype == torch.uint8
 
 
-def test_validation_images_follow_the_annotations(folder, cache):
-    _, test = read_tiny_imagenet(folder, INFO, cache)
+def test_validation_images_follow_the_annotations(folder):
+    _, test = read_tiny_imagenet(folder, INFO)
     # val_2: n01, val_0: n02, val_10: n03, val_1: n01; wnids.txt: n03, n01, n02.
     assert test.labels.tolist() == [1, 2, 0, 1]
     assert_near(greys(test), [70, 80, 90, 100])
 
 
-def test_colours_stay_in_their_channels(folder, cache):
+def test_colours_stay_in_their_channels(folder):
     from PIL import Image
 
     path = folder / "val" / "images" / "val_2.JPEG"
     Image.new("RGB", (64, 64), (200, 100, 30)).save(path, quality=95)
-    _, test = read_tiny_imagenet(folder, INFO, cache)
+    _, test = read_tiny_imagenet(folder, INFO)
     assert_near(test.images[0].float().mean((1, 2)).int().tolist(), [200, 100, 30])
 
 
 def test_decoding_happens_once(folder, cache, decodes):
-    first = read_tiny_imagenet(folder, INFO, cache)
+    first = read_tiny_imagenet(folder, INFO)
     assert len(decodes) == 10
-    second = read_tiny_imagenet(folder, INFO, cache)
+    second = read_tiny_imagenet(folder, INFO)
     assert len(decodes) == 10
     for a, b in zip(first, second, strict=True):
         assert torch.equal(a.images, b.images)
@@ -94,8 +95,8 @@ def test_decoding_happens_once(folder, cache, decodes):
 
 
 @pytest.mark.parametrize("change", ["image", "annotation", "class order", "new image"])
-def test_changed_files_are_decoded_again(folder, cache, decodes, change):
-    read_tiny_imagenet(folder, INFO, cache)
+def test_changed_files_are_decoded_again(folder, decodes, change):
+    read_tiny_imagenet(folder, INFO)
     if change == "image":
         write_jpeg(folder / "val" / "images" / "val_0.JPEG", 222)
     elif change == "annotation":
@@ -106,7 +107,7 @@ def test_changed_files_are_decoded_again(folder, cache, decodes, change):
     else:
         write_jpeg(folder / "train" / "n01" / "images" / "n01_7.JPEG", 222)
     decodes.clear()
-    train, test = read_tiny_imagenet(folder, INFO, cache)
+    train, test = read_tiny_imagenet(folder, INFO)
     assert len(decodes) == len(train) + len(test)
     if change == "image":
         assert_near(greys(test)[1:2], [222])
@@ -119,8 +120,8 @@ def test_changed_files_are_decoded_again(folder, cache, decodes, change):
 
 
 @pytest.mark.parametrize("damage", ["truncated", "garbage", "other shape", "label", "no tensors"])
-def test_a_damaged_decoded_file_is_made_anew(folder, cache, decodes, damage):
-    train, _ = read_tiny_imagenet(folder, INFO, cache)
+def test_a_damaged_decoded_file_is_made_anew(folder, decodes, damage):
+    train, _ = read_tiny_imagenet(folder, INFO)
     path = folder / DECODED
     key = tiny_imagenet.safe_open(path, framework="pt").metadata()["key"]
     good = path.read_bytes()
@@ -138,7 +139,7 @@ def test_a_damaged_decoded_file_is_made_anew(folder, cache, decodes, damage):
     else:
         save_file({"other": torch.zeros(1)}, path, metadata={"key": key})
     decodes.clear()
-    again, _ = read_tiny_imagenet(folder, INFO, cache)
+    again, _ = read_tiny_imagenet(folder, INFO)
     assert len(decodes) == 10
     assert torch.equal(again.images, train.images)
     assert load_file(path)["train_images"].shape == (6, 3, 64, 64)
@@ -156,10 +157,10 @@ def test_the_decoded_images_go_to_the_cache_where_the_folder_is_read_only(
 
     monkeypatch.setattr(tiny_imagenet, "save_file", refuse_beside)
     before = listing(folder)
-    read_tiny_imagenet(folder, INFO, cache)
+    read_tiny_imagenet(folder, INFO)
     assert listing(folder) == before
     assert len(list(cache.iterdir())) == 1
-    read_tiny_imagenet(folder, INFO, cache)
+    read_tiny_imagenet(folder, INFO)
     assert len(decodes) == 10
 
 
@@ -170,7 +171,7 @@ def test_a_full_disk_costs_the_next_start_only(folder, cache, monkeypatch, caplo
 
     monkeypatch.setattr(tiny_imagenet, "save_file", refuse)
     before = listing(folder)
-    train, _ = read_tiny_imagenet(folder, INFO, cache)
+    train, _ = read_tiny_imagenet(folder, INFO)
     assert len(train) == 6
     assert listing(folder) == before
     assert listing(cache) == {}
@@ -234,13 +235,13 @@ def test_wrong_files_are_refused_and_nothing_is_written(folder, cache, change, m
     change(folder)
     before = listing(folder)
     with pytest.raises(DataError, match=message):
-        read_tiny_imagenet(folder, INFO, cache)
+        read_tiny_imagenet(folder, INFO)
     assert listing(folder) == before
     assert not cache.exists()
 
 
-def test_more_images_than_the_set_has_are_refused(folder, cache):
+def test_more_images_than_the_set_has_are_refused(folder):
     with pytest.raises(DataError, match="train has 6 images, wanted at most 5"):
-        read_tiny_imagenet(folder, dataclasses.replace(INFO, num_train=5), cache)
+        read_tiny_imagenet(folder, dataclasses.replace(INFO, num_train=5))
     with pytest.raises(DataError, match="has 4 lines, wanted 3"):
-        read_tiny_imagenet(folder, dataclasses.replace(INFO, num_test=3), cache)
+        read_tiny_imagenet(folder, dataclasses.replace(INFO, num_test=3))

@@ -73,6 +73,6 @@ def test_describe_shows_them_with_an_example():
     shown = sc.describe(net, X)
     assert [row.name for row in shown.held] == ["first"]
     for text in (str(shown), shown._repr_html_()):
-        assert "most of the layers behind them closed them" in text
+        assert "most of the layers after them closed them" in text
         assert "2 of 3" in text
     assert "closed them" not in str(sc.describe(net))

@@ -7,7 +7,7 @@ import pytest
 
 from selectconv.bench import data as bench
 from selectconv.data import load_dataset
-from selectconv.data.read.jpeg import open_image
+from selectconv.data.read.image_file import open_image
 from selectconv.errors import DataError, RunError
 from selectconv.extras import import_extra, needing
 from selectconv.report.figures.plots import drawing

@@ -51,7 +51,7 @@ def test_loss_first_then_error(tmp_path):
     assert select["change"] == "-6.45 %"
     assert select["p, loss"] == f"{loss.p:.4f}"
     assert "1,701 images that were not trained on" in table.caption
-    first, second = state_findings(group)[:2]
+    first, second = state_findings(group, answer(group))[:2]
     assert "held-out loss 0.9267 to 0.8967" in first
     assert first.endswith("lower at the level of 0.05.")
     assert "held-out error 31.00 % to 29.00 %" in second
@@ -74,7 +74,7 @@ def test_another_rule_is_compared_with_plain_and_then_with_the_papers(tmp_path):
     # Differences of the loss: -0.02, -0.02, -0.03.
     t = 7 / 3 / (1 / math.sqrt(3) / math.sqrt(3))
     assert loss.p == pytest.approx(1 - t / math.sqrt(t * t + 2))
-    lines = state_findings(group)
+    lines = state_findings(group, answer(group))
     name = "+D+R zero+shift (select), growth by gradient"
     assert [line.split(", 3 seeds")[0] for line in lines[:6]] == [
         *["+D+R zero+shift (select) against plain"] * 2,
@@ -89,7 +89,7 @@ def test_an_error_does_not_count_where_the_losses_do_not_differ(tmp_path):
     loss, error = find(group).questions
     assert loss.p > 0.05 > error.p
     assert not error.counts
-    assert "does not count" in state_findings(group)[1]
+    assert "does not count" in state_findings(group, answer(group))[1]
 
 
 def test_the_best_plain_training_is_the_baseline_measure_by_measure(tmp_path):

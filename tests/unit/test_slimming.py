@@ -9,12 +9,12 @@ from torch import nn
 import selectconv as sc
 from selectconv.deploy.cost import count_macs, count_params
 from selectconv.errors import RunError
+from selectconv.train.checkpoint import fit_shapes
 from selectconv.train.slimming import (
     MOST_OF_A_LAYER,
     Slimmer,
     channel_groups,
     count_filters,
-    fit_shapes,
     fixed_layers,
     keep_some,
     num_kept,

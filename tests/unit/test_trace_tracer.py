@@ -10,8 +10,8 @@ from selectconv.trace.tracer import Tracer, first_line, module_of
 from tiny_models import Net
 
 
-def targets(net, is_whole=lambda module: False):
-    return [node.target for node in Tracer(is_whole).trace(net).nodes]
+def targets(net, is_leaf=lambda module: False):
+    return [node.target for node in Tracer(is_leaf).trace(net).nodes]
 
 
 def test_records_writes_in_place():

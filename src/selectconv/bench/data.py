@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from operator import itemgetter
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from selectconv.checks import check_count
+from selectconv.core.threads import one_thread
 from selectconv.data.image_set import DatasetInfo, ImageSet
 from selectconv.data.registry import dataset_info
 from selectconv.data.serve.batches import draw_epoch, epoch_generator
@@ -43,10 +44,6 @@ class DataBench:
     repeats: int
     batch_size: int
 
-    def as_dict(self) -> dict[str, float | int]:
-        """Return the figures for JSON."""
-        return asdict(self)
-
 
 def bench_data(
     *, num_images: int = 50_000, batch_size: int = 128, repeats: int = 7, seed: int = 0
@@ -55,7 +52,7 @@ def bench_data(
 
     Both sides make the same batches from the same draws, which is checked before anything is
     measured. They are measured in turn, both on one thread: what `DeviceLoader` uses anyway, and
-    no more than an image at a time can use.
+    all that work on one image at a time can use.
 
     Raises:
         TypeError, ValueError: an argument that is not accepted.
@@ -74,15 +71,11 @@ def bench_data(
     most = num_images // batch_size - 1
     few, many = min(4, most), min(200, most)
     fast, slow = [], []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         _check_equal(next(loader.epoch(0))[0], next(by_image.epoch(0)))
         for repeat in range(repeats):
             fast.append(many * batch_size / _seconds(loader.epoch(repeat), many))
             slow.append(few * batch_size / _seconds(by_image.epoch(repeat), few))
-    finally:
-        torch.set_num_threads(threads)
     ratios = [ours / theirs for ours, theirs in zip(fast, slow, strict=True)]
     return DataBench(
         images_per_second=statistics.median(fast),

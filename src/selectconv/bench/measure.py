@@ -1,4 +1,4 @@
-"""The measurements behind `selectconv bench step|alloc|data`."""
+"""The measurements of `selectconv bench step|alloc|data`."""
 
 import copy
 import time

@@ -1,12 +1,12 @@
 """`selectconv bench`: ratios of ours to the plain way, side by side in one run."""
 
-import json
 from typing import Any
 
 from jsonargparse import Namespace
-from rich.console import Console
 from rich.table import Table
 
+from selectconv.checks import check_choice
+from selectconv.cli.console import print_lines, wide_console
 from selectconv.cli.parser import Parser, check_whole
 from selectconv.errors import UsageError
 
@@ -57,16 +57,12 @@ def run(options: Namespace) -> int:
     with one_thread():
         rows = _measure(options)
     if options.json:
-        for row in rows:
-            print(json.dumps(row))
-        return 0
-    Console(width=None if Console().is_terminal else 130).print(_table(options.case, rows))
+        return print_lines(rows)
+    wide_console(130).print(_table(options.case, rows))
     return 0
 
 
 def _check(options: Namespace) -> None:
-    from selectconv.checks import check_choice
-
     check_choice("case", options.case, CASES)
     check_whole(options, "repeats", 1)
     if options.compile and options.case != "step":

@@ -1,16 +1,15 @@
 """`selectconv compress`: a run's network as a smaller plain model in one file."""
 
 import functools
-import json
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
-from rich.console import Console
 from rich.table import Table
 
+from selectconv.cli.console import print_lines, wide_console
 from selectconv.cli.parser import Parser, check_whole
 from selectconv.cli.places import check_output
 
@@ -70,9 +69,7 @@ def run(options: Namespace) -> int:
         trained.plain(), model, small, out, example, options.repeats if options.table else 0
     )
     if options.json:
-        for row in rows:
-            print(json.dumps(row))
-        return 0
+        return print_lines(rows)
     table = Table(title=f"{out} (measured with batches of {options.batch_size})")
     table.add_column("model")
     for head in ("parameters", "multiply-adds", "file, kB", "ms per call", "of plain"):
@@ -86,7 +83,7 @@ def run(options: Namespace) -> int:
             "-" if row["ms"] is None else f"{row['ms']:.2f}",
             "-" if row["time_ratio"] is None else f"{row['time_ratio']:.2f}",
         )
-    console = Console(width=None if Console().is_terminal else 110)
+    console = wide_console(110)
     console.print(table)
     if options.table:
         console.print(_held_table(model, example[:1], rows))
@@ -102,7 +99,7 @@ def _held_table(model: Any, one: Any, rows: list[dict[str, Any]]) -> Table | str
     if not held:
         return "Every filter that stays is read by at least half of the layers that could."
     head, *lines = held_lines(held)
-    table = Table(title="Filters that stay although most of the layers behind them closed them")
+    table = Table(title="Filters that stay although most of the layers after them closed them")
     for name in head:
         table.add_column(name, justify="right" if name in ("filters", "multiply-adds") else "left")
     for line in lines:

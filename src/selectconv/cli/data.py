@@ -1,9 +1,10 @@
 """`selectconv data`: which data sets there are, where they are, and fetching them."""
 
 from jsonargparse import Namespace
-from rich.console import Console
 from rich.table import Table
 
+from selectconv.checks import check_choice
+from selectconv.cli.console import wide_console
 from selectconv.cli.parser import Parser
 from selectconv.errors import DataError, UsageError
 
@@ -27,7 +28,6 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: Namespace) -> int:
     """List or fetch."""
-    from selectconv.checks import check_choice
     from selectconv.data.registry import check_dataset_name, fetch_dataset, list_datasets
 
     check_choice("action", options.action, ACTIONS)
@@ -63,7 +63,7 @@ def _print_list(names: list[str], root: str | None) -> None:
             f"{info.num_test:,}",
             _where(name, root),
         )
-    Console(width=None if Console().is_terminal else 120).print(table)
+    wide_console(120).print(table)
 
 
 def _where(name: str, root: str | None) -> str:

@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from selectconv.allocate.report import AllocationReport
-from selectconv.data.serve.loader import Loader
+from selectconv.data.serve.batches import Loader
 from selectconv.train.config import TrainConfig
 from selectconv.train.evaluation import Batches, Display
 

@@ -18,7 +18,7 @@ _EVERY_S = 1.0
 
 
 class LiveRuns:
-    """A table of the runs that are under way; in a log, which is no terminal, nothing is shown.
+    """A table of the runs that are under way; nothing is shown where there is no terminal.
 
     Args:
         runs: what is left to do.

@@ -4,7 +4,6 @@
 line that says what is wrong and what is accepted. A verb is imported when it is needed.
 """
 
-import difflib
 import errno
 import os
 import signal
@@ -15,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import selectconv
+from selectconv.checks import suggest
 from selectconv.cli.examples import show_examples, show_start
 from selectconv.errors import ConversionError, RunError, SelectConvError, UsageError
 
@@ -28,7 +28,7 @@ VERBS = {
     "compress": ("compress", "write a run's network as a smaller plain model"),
     "export": ("export", "write a run's network as ONNX"),
     "report": ("report", "write one page with the tables and figures of runs"),
-    "reproduce": ("reproduce", "carry out the runs behind a table of the paper, and fill it in"),
+    "reproduce": ("reproduce", "carry out the runs of a table of the paper, and fill it in"),
     "data": ("data", "list the data sets, or fetch one"),
     "models": ("models", "list the networks with their sizes beside the paper's"),
     "bench": (
@@ -93,8 +93,7 @@ def _run(words: list[str]) -> int:
         print(_describe_verbs())
         raise SystemExit(0)
     if first not in VERBS:
-        near = difflib.get_close_matches(first, VERBS, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = suggest(first, VERBS)
         raise UsageError(f"{first!r} is not a verb; accepted are {', '.join(VERBS)}.{hint}")
     module = _load(first)
     return int(module.run(build_parser(first).read(rest)))

@@ -1,12 +1,11 @@
 """`selectconv models`: the zoo, its sizes beside the paper's figures."""
 
-import json
 from dataclasses import asdict
 
 from jsonargparse import Namespace
-from rich.console import Console
 from rich.table import Table
 
+from selectconv.cli.console import print_lines, wide_console
 from selectconv.cli.parser import Parser
 from selectconv.zoo.paper import models_table
 
@@ -20,9 +19,7 @@ def run(options: Namespace) -> int:
     """Print the table."""
     rows = models_table()
     if options.json:
-        for row in rows:
-            print(json.dumps(asdict(row)))
-        return 0
+        return print_lines(map(asdict, rows))
     table = Table(title="Networks of the paper, 32x32 images (DenseNet-121, ResNet-50: 224x224)")
     table.add_column("model")
     for head in ("parameters", "paper", "multiply-adds", "paper's FLOPs", "selective", "shifts"):
@@ -37,7 +34,7 @@ def run(options: Namespace) -> int:
             f"{row.selective_params:,}",
             f"{row.shift_biases:,}",
         )
-    console = Console(width=None if Console().is_terminal else 120)
+    console = wide_console(120)
     console.print(table)
     for row in rows:
         if row.note:

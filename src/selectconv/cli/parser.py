@@ -5,12 +5,13 @@ are refused with the same words; the parser reads them as YAML and looks at noth
 """
 
 import argparse
-import difflib
 from collections.abc import Sequence
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
+from selectconv.checks import nearest
 from selectconv.errors import UsageError
+from selectconv.train.settings import whole
 
 
 class Parser(ArgumentParser):
@@ -64,9 +65,9 @@ class Parser(ArgumentParser):
 
     def _describe_unknown(self, flag: str) -> str:
         names = {known.removeprefix("--"): known for known in self.flags}
-        near = difflib.get_close_matches(flag.strip("-").replace("_", "-"), names, n=1)
+        near = nearest(flag.strip("-").replace("_", "-"), names)
         accepted = f"accepted are {', '.join(sorted(self.flags))}."
-        hint = f"did you mean {names[near[0]]}?" if near else accepted
+        hint = f"did you mean {names[near]}?" if near else accepted
         return f"unknown setting {flag!r}; {hint}"
 
 
@@ -76,6 +77,4 @@ def _is_needed(action: argparse.Action) -> bool:
 
 def check_whole(options: Namespace, name: str, least: int) -> None:
     """Check that an option is a whole number of at least `least`."""
-    from selectconv.train.settings import whole
-
     whole(least)(name, options[name])

@@ -1,4 +1,4 @@
-"""`selectconv reproduce`: the runs behind a table of the paper, the table, and a report."""
+"""`selectconv reproduce`: the runs of a table of the paper, the table, and a report."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase

@@ -61,7 +61,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def sections() -> dict[str, list[str]]:
-    """Return the settings under the titles of the help; a new one goes by its group."""
+    """Return the settings under the titles of the help; a new setting is placed by its group."""
     placed = {name for names in _SECTIONS.values() for name in names}
     new = [name for name in setting_names() if name not in placed]
     selection = setting_names("selection")
@@ -118,7 +118,7 @@ def read_settings(options: Namespace) -> dict[str, Any]:
 def read_file(path: Path) -> dict[str, Any]:
     """Read a config file; null means that a setting is not given."""
     try:
-        content = get_loader("yaml")(path.read_text())
+        content = get_loader("yaml")(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"--config: {path} cannot be read: {reason}.") from error

@@ -2,7 +2,6 @@
 
 import inspect
 import logging
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from selectconv.checks import check_callable, check_choice, check_count
+from selectconv.checks import check_callable, check_choice, check_count, warn
 from selectconv.conversion.eligibility import (
     MIN_CHANNELS,
     SELECTIVE,
@@ -20,11 +19,11 @@ from selectconv.conversion.eligibility import (
     why_not,
     why_not_here,
 )
-from selectconv.conversion.input_mean import Graph, trace
+from selectconv.conversion.input_mean import ConvInputs, find_conv_inputs
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.mean_source import MeanSource, ObservedMean
 from selectconv.core.models import selective_layers, unwrap_compiled
-from selectconv.errors import ConversionError, SelectConvWarning
+from selectconv.errors import ConversionError
 from selectconv.trace.example import as_arguments, evaluating
 
 _log = logging.getLogger(__name__)
@@ -89,23 +88,22 @@ def convert(
         _check_where(where)
     with torch.random.fork_rng(_cuda_devices(root)):  # a forward may draw
         run = None if example_input is None else _watch(root, example_input)
-        graph = trace(root, None if run is None else run.calls)
+        conv_inputs = find_conv_inputs(root, None if run is None else run.calls)
     seen = {} if run is None else run.convs
-    if graph.failure is not None:
+    if conv_inputs.failure is not None:
         _log.info(
             "the model cannot be traced, so means that no part of it shows are observed: %s",
-            graph.failure,
+            conv_inputs.failure,
         )
-    chosen, refused = _choose(root, graph, seen, min_channels, where)
+    chosen, refused = _choose(root, conv_inputs, seen, min_channels, where)
     if not chosen:
         if selective_layers(root):
-            message = "the model is converted already; nothing was changed."
-            warnings.warn(message, SelectConvWarning, stacklevel=2)
+            warn("the model is converted already; nothing was changed.")
             return model
         raise ConversionError(_nothing_chosen(refused))
     layers = {
         id(conv): SELECTIVE[type(conv)].from_conv(
-            conv, reallocate=_may_reallocate(conv, realloc), mean=_mean_source(conv, graph)
+            conv, reallocate=_may_reallocate(conv, realloc), mean=_mean_source(conv, conv_inputs)
         )
         for conv in chosen.values()
     }
@@ -120,7 +118,7 @@ def convert(
 
 def _choose(
     root: nn.Module,
-    graph: Graph,
+    conv_inputs: ConvInputs,
     seen: dict[int, Seen],
     min_channels: int,
     where: Callable[[str, nn.Module], bool] | None,
@@ -135,7 +133,7 @@ def _choose(
         reason = why_not(conv, min_channels)
         if conv is root:
             reason = "is the model itself: use its SelectConv class's from_conv"
-        reason = reason or why_not_here(conv, graph, seen.get(id(conv)), owners)
+        reason = reason or why_not_here(conv, conv_inputs, seen.get(id(conv)), owners)
         if reason is None and where is not None and not where(name, conv):
             reason = "left out by `where`"
         if reason is None:
@@ -211,8 +209,8 @@ def _may_reallocate(conv: nn.Module, realloc: str) -> bool:
     return realloc == "all" or (realloc == "pointwise" and is_pointwise)
 
 
-def _mean_source(conv: nn.Module, graph: Graph) -> MeanSource:
-    shown = graph.inputs.get(id(conv))
+def _mean_source(conv: nn.Module, conv_inputs: ConvInputs) -> MeanSource:
+    shown = conv_inputs.inputs.get(id(conv))
     return ObservedMean() if shown is None or shown.source is None else shown.source
 
 

@@ -20,7 +20,7 @@ from selectconv.trace.dataflow import trace_dataflow
 
 _CPU = torch.device("cpu")
 _FIGURES, _HELD_FIGURES = range(3, 7), (1, 3)  # columns of figures
-_HELD = "Filters that stay although most of the layers behind them closed them"
+_HELD = "Filters that stay although most of the layers after them closed them"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Description(tuple[ConvRow, ...]):
         path: how the selective layers compute in eager mode where the model is: a kernel, or
             the reason why not.
         held: with an example input: the filters that `compress` would keep although most of the
-            layers behind them closed them, those that cost most first.
+            layers after them closed them, the most expensive first.
     """
 
     path: str

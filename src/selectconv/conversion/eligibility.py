@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 
-from selectconv.conversion.input_mean import Graph
+from selectconv.conversion.input_mean import ConvInputs
 from selectconv.core.layer import SelectConv1d, SelectConv2d, SelectConv3d, SelectConvNd
 
 MIN_CHANNELS = 8
@@ -56,16 +56,16 @@ def why_not(conv: _ConvNd, min_channels: int) -> str | None:
 
 
 def why_not_here(
-    conv: _ConvNd, graph: Graph, seen: Seen | None, owners: dict[int, int]
+    conv: _ConvNd, conv_inputs: ConvInputs, seen: Seen | None, owners: dict[int, int]
 ) -> str | None:
     """Say why a conv cannot be selective in this model."""
     if owners[id(conv.weight)] > 1:
         return "shares its weight with another module"
-    shown = graph.inputs.get(id(conv))
+    shown = conv_inputs.inputs.get(id(conv))
     if (shown is not None and shown.is_raw) or (seen is not None and seen.is_raw):
         return "fed with raw input"
     if seen is not None and seen.only_points:
         return "works on 1x1 maps only: nothing to shift"
-    if graph.failure is None and shown is None and seen is None:
+    if conv_inputs.failure is None and shown is None and seen is None:
         return "not reached by the model's forward"
     return None

@@ -18,7 +18,7 @@ from selectconv.conversion.mean_rules import (
     Chain,
     activation,
     differ_by_channel,
-    is_whole,
+    is_leaf,
     keeps_mean,
     keeps_values,
     norm_and_activations,
@@ -54,7 +54,7 @@ class ConvInput:
 
 
 @dataclass(frozen=True)
-class Graph:
+class ConvInputs:
     """A model's convs, by module identity, with what the graph shows of their inputs.
 
     Attributes:
@@ -66,7 +66,7 @@ class Graph:
     failure: str | None = None
 
 
-def trace(model: nn.Module, calls: Mapping[int, int] | None = None) -> Graph:
+def find_conv_inputs(model: nn.Module, calls: Mapping[int, int] | None = None) -> ConvInputs:
     """Trace a model and look at every conv's input.
 
     A model that cannot be traced shows nothing by itself. Where it is known which modules a run of
@@ -76,15 +76,15 @@ def trace(model: nn.Module, calls: Mapping[int, int] | None = None) -> Graph:
         model: the model.
         calls: how often a run called each module, by `id(module)`; None: not known.
     """
-    graph = _trace_whole(model)
-    if graph.failure is None or calls is None:
-        return graph
+    found = _trace_whole(model)
+    if found.failure is None or calls is None:
+        return found
     inputs: dict[int, ConvInput] = {}
     parts = list(model.children())
     while parts:
         part = parts.pop()
         # A part whose modules are called from outside is not what its own forward shows.
-        shown = _trace_whole(part) if calls.get(id(part)) else Graph(failure="not called")
+        shown = _trace_whole(part) if calls.get(id(part)) else ConvInputs(failure="not called")
         if shown.failure is not None:
             parts.extend(part.children())
             continue
@@ -92,15 +92,15 @@ def trace(model: nn.Module, calls: Mapping[int, int] | None = None) -> Graph:
             if calls.get(key) == calls[id(part)] * seen.calls:
                 # What reaches the part is not known to be raw.
                 inputs[key] = ConvInput(seen.source, calls=seen.calls)
-    return Graph(inputs, graph.failure)
+    return ConvInputs(inputs, found.failure)
 
 
-def _trace_whole(model: nn.Module) -> Graph:
+def _trace_whole(model: nn.Module) -> ConvInputs:
     try:
         with _left_alone(model):
-            graph = Tracer(is_whole).trace(model)
+            graph = Tracer(is_leaf).trace(model)
     except Exception as error:  # user code under a tracer can fail in any way; the reason is kept
-        return Graph(failure=first_line(error))
+        return ConvInputs(failure=first_line(error))
     modules = dict(model.named_modules())
     calls: dict[int, list[fx.Node]] = {}
     for node in graph.nodes:
@@ -118,7 +118,7 @@ def _trace_whole(model: nn.Module) -> Graph:
             if source is not None and source.num_channels != conv.in_channels:
                 source = None
         inputs[key] = ConvInput(source, is_raw, len(nodes))
-    return Graph(inputs)
+    return ConvInputs(inputs)
 
 
 @contextmanager
@@ -193,7 +193,7 @@ class _Walk:
             return self._zero_padded(node, acts, width)
         if is_rearrangement(node, module):
             return self._rearranged(node, acts)
-        # A mean that is kept says nothing about the mean of a non-linear function behind it.
+        # A mean that is kept says nothing about the mean of a non-linear function after it.
         if not acts and keeps_mean(node, module):
             return self.closed_form(argument(node), (), width)
         return None
@@ -275,7 +275,7 @@ class _Walk:
         value = argument(node, 3, "value")
         if not isinstance(pad, list | tuple) or len(pad) < 2 or differ_by_channel(acts):
             return None
-        # F.pad counts from the last axis: the pair behind the spatial ones is the channels'.
+        # F.pad counts from the last axis: the pair after the spatial ones is that of the channels.
         *spatial, front, back = pad
         if len(spatial) != 2 * self.axes or any(size != 0 for size in spatial):
             return None

@@ -22,7 +22,7 @@ from selectconv.trace.operations import (
 
 _SAME_VALUES = {Family.IDENTITY, Family.CAST, Family.CONTIGUOUS, Family.COPY}
 _SAME_MEAN = {Family.DROPOUT, Family.ADAPTIVE_AVERAGE_POOL, Family.RESIZE}
-# Behind these, and behind modules with weights of their own, raw input is raw no more.
+# After these, and after modules with weights of their own, raw input is no longer raw.
 _RAW_ENDS = {
     Family.ACTIVATION, Family.LAYER, Family.NORM, Family.SIZE, Family.ZEROS, Family.FILL
 }  # fmt: skip
@@ -70,7 +70,7 @@ class _Configured:
         return f"{self.function.__name__}({', '.join(settings)})"
 
 
-def is_whole(module: nn.Module) -> bool:
+def is_leaf(module: nn.Module) -> bool:
     """Return whether a module is to be seen as one step, although it may not be torch's own."""
     is_layer = isinstance(module, nn.modules.conv._ConvNd | _BatchNorm)
     return is_layer or find_module_row(module) is not None
@@ -86,7 +86,7 @@ def norm_and_activations(
     if type(module) in row.modules:
         return module, ()
     if type(getattr(module, "drop", None)) is not nn.Identity:
-        return None  # what drops activations before a non-linear one changes the mean behind it
+        return None  # what drops activations before a non-linear one changes the mean after it
     act: Any = getattr(module, "act", None)
     if type(act) is nn.Identity:
         return module, ()
@@ -120,7 +120,7 @@ def keeps_values(node: fx.Node, module: nn.Module | None) -> bool:
 
 
 def keeps_mean(node: fx.Node, module: nn.Module | None) -> bool:
-    """Return whether the mean of every channel is the same before and behind a step."""
+    """Return whether a step keeps the mean of every channel."""
     family = family_of(node, module)
     if family is Family.AVERAGE_POOL:
         return _is_plain_average(node, module)
@@ -151,7 +151,7 @@ def writes_into(user: fx.Node, module: nn.Module | None, node: fx.Node) -> bool:
 
 
 def raw_inputs(node: fx.Node, module: nn.Module | None) -> list[fx.Node]:
-    """Return the inputs of a step whose raw values would still be raw behind it."""
+    """Return the inputs of a step whose raw values would still be raw after it."""
     if module is not None:
         learns = next(module.parameters(), None) is not None
         if learns or "Norm" in type(module).__name__:

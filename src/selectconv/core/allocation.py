@@ -5,13 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from selectconv.checks import (
-    check_choice,
-    check_count,
-    check_fraction,
-    check_non_negative,
-    check_tensor,
-)
+from selectconv.checks import check_choice, check_count, check_fraction, check_non_negative
+from selectconv.core.tensors import check_tensor
 
 NORMS = ("l2", "linf")
 INITS = ("zero", "random")

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from selectconv.checks import check_count, check_tensor
+from selectconv.checks import check_count
+from selectconv.core.tensors import check_tensor
 
 
 def ecdm(weight: Tensor, mean: Tensor, groups: int = 1) -> Tensor:

@@ -12,13 +12,13 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
-from selectconv.checks import check_tensor
 from selectconv.core import kernels
 from selectconv.core.damage import check_mean_source
 from selectconv.core.mean_source import MeanSource, ObservedMean
 from selectconv.core.shift import can_read, reroute
 from selectconv.core.slot_summary import SlotSummary, read_summary
 from selectconv.core.slots import SlottedConvNd
+from selectconv.core.tensors import check_tensor
 
 # Multiplies of a conv, forward and backward, in the time that copying one of its inputs takes.
 _COPY_COST = 100

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from selectconv.checks import check_callable, check_tensor
+from selectconv.checks import check_callable
+from selectconv.core.tensors import check_tensor
 
 Activation = Callable[[Tensor], Tensor] | nn.Module
 

@@ -7,7 +7,7 @@ axis, `out[y] = (1 - f) * x[y + n] + f * x[y + n + 1]` with `n = floor(b)` and `
 import torch
 from torch import Tensor
 
-from selectconv.checks import check_tensor
+from selectconv.core.tensors import check_tensor
 
 
 def shift2d(x: Tensor, b: Tensor) -> Tensor:

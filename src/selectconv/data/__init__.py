@@ -5,12 +5,10 @@ fetches files, and checks them with `read/`; `serve/` makes batches of images. `
 data sets, `registry` is what others call.
 """
 
-from selectconv.data.image_set import ImageSet, subset_index
+from selectconv.data.image_set import DatasetInfo, ImageSet, subset_index
 from selectconv.data.read.image_folder import ImageFolder
 from selectconv.data.registry import (
-    DatasetInfo,
     Splits,
-    cache_folder,
     dataset_info,
     fetch_dataset,
     find_dataset,
@@ -18,9 +16,11 @@ from selectconv.data.registry import (
     load_dataset,
     where_to_look,
 )
+from selectconv.data.serve.batches import Loader
 from selectconv.data.serve.device_loader import DeviceLoader
 from selectconv.data.serve.folder_loader import FolderLoader
-from selectconv.data.serve.loader import Loader, make_loader
+from selectconv.data.serve.loader import make_loader
+from selectconv.files import cache_folder
 
 __all__ = [
     "DatasetInfo",

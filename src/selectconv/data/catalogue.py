@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from selectconv.data.image_set import DatasetInfo, ImageSet
-from selectconv.data.read import cifar, idx, image_folder, tiny_imagenet
-from selectconv.data.read.digits import read_digits
+from selectconv.data.read import cifar, digits, idx, image_folder, tiny_imagenet
 from selectconv.data.read.image_folder import ImageFolder
-from selectconv.files import cache_folder
 
 Images = ImageSet | ImageFolder
 
@@ -22,7 +20,7 @@ class Entry:
         info: what a training needs to know.
         places: where in a folder the files may be; fetched ones go to the first. Empty: no files.
         files: what must be there.
-        read: the reader of such a folder.
+        read: the reader of such a folder; it is called with the folder and `info`.
         wanted: what to put into the folder if they are missing.
         suffixes: what the files' names may end with.
     """
@@ -42,14 +40,6 @@ class Entry:
             for name in self.files
             if not any(os.path.exists(folder / f"{name}{suffix}") for suffix in self.suffixes)
         ]
-
-
-def _read_tiny_imagenet(folder: Path, info: DatasetInfo) -> tuple[Images, Images]:
-    return tiny_imagenet.read_tiny_imagenet(folder, info, cache_folder())
-
-
-def _read_digits(folder: Path, info: DatasetInfo) -> tuple[Images, Images]:
-    return read_digits(info)
 
 
 # Statistics are those of the training set, over all its pixels. Fashion-MNIST and digits: computed
@@ -131,7 +121,7 @@ ENTRIES = {
             ),
             ("tiny-imagenet-200", "tiny-imagenet/tiny-imagenet-200", "tiny-imagenet", "."),
             tiny_imagenet.FILES,
-            _read_tiny_imagenet,
+            tiny_imagenet.read_tiny_imagenet,
             "tiny-imagenet-200.zip or the unpacked tiny-imagenet-200/",
         ),
         Entry(
@@ -167,7 +157,7 @@ ENTRIES = {
             ),
             (),
             (),
-            _read_digits,
+            digits.read_digits,
             "nothing: it comes with scikit-learn",
         ),
     )

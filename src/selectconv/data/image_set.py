@@ -9,7 +9,7 @@ from torch import Tensor
 from selectconv.checks import check_count
 from selectconv.errors import DataError
 
-# The permutation behind `subset` is part of the contract (equal subsets in all runs and versions),
+# The permutation of `subset` is part of the contract (equal subsets in all runs and versions),
 # so it comes from NumPy's legacy generator, whose stream is frozen.
 _SUBSET_SEED = 2019
 

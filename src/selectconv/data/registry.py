@@ -15,23 +15,6 @@ from selectconv.data.read.own_images import PREFIX, describe_images, own_folder,
 from selectconv.errors import DataError, UsageError
 from selectconv.files import cache_folder
 
-__all__ = [
-    "DatasetInfo",
-    "Images",
-    "Splits",
-    "cache_folder",
-    "check_amounts",
-    "check_dataset_name",
-    "dataset_info",
-    "describe_lack",
-    "fetch_dataset",
-    "find_dataset",
-    "list_datasets",
-    "load_dataset",
-    "own_folder",
-    "where_to_look",
-]
-
 _log = logging.getLogger(__name__)
 
 
@@ -42,7 +25,7 @@ class Splits:
     Attributes:
         info: what is known about it.
         train: the training images.
-        test: the test images; None: one's own images have none.
+        test: the test images; None where a folder of your images has no `test`.
         holdout: every image that is not trained on, in parts: the training images outside the
             subset, then all test images. Empty unless it was asked for.
     """
@@ -84,7 +67,7 @@ def dataset_info(
 ) -> DatasetInfo:
     """Return what is known about a data set, without looking for it.
 
-    One's own images, which nothing is known about beforehand, are listed.
+    Your own images are listed, since nothing is known about them beforehand.
 
     Args:
         name: one of `list_datasets()`, or `imagefolder:DIR`.
@@ -94,7 +77,7 @@ def dataset_info(
     Raises:
         TypeError, ValueError: unknown name; the nearest one is named. A size that is not accepted.
             A DIR that is not there.
-        DataError: a folder of one's own images cannot be read.
+        DataError: a folder of your images cannot be read.
 
     Example:
         >>> dataset_info("cifar10").shape
@@ -218,7 +201,7 @@ def load_dataset(
     """Return the images of a data set.
 
     Args:
-        name: one of `list_datasets()`, or `imagefolder:DIR` for one's own images: DIR has `train`
+        name: one of `list_datasets()`, or `imagefolder:DIR` for your images: DIR has `train`
             and `test`, each with one folder per class.
         root: exclusive: nothing else is searched, nothing is fetched. None: the known places
             (`where_to_look`) are searched, and what is missing is fetched into the cache.
@@ -227,18 +210,18 @@ def load_dataset(
         subset: how many training images to use: the first of a permutation that depends on nothing
             but the data set (`subset_index`). None: all.
         test_subset: likewise for the test images.
-        image_size: the height and width to shrink the images to; it must divide theirs. One's own
-            images may be resized to any.
+        image_size: the height and width to shrink the images to; it must divide theirs. Your own
+            images may have any size.
         holdout: return the images that are not trained on, too.
 
     Returns:
-        In memory (`ImageSet`), for ImageNet and for large images of one's own as files
+        In memory (`ImageSet`), for ImageNet and for your own large images as files
         (`ImageFolder`).
 
     Raises:
         TypeError, ValueError: unknown name (the nearest one is named), a subset that is not
             a number from 1 to the size of the set, or an image size that is not accepted.
-        UsageError: one's own images have no `test`, and `holdout` or `test_subset` asks for it.
+        UsageError: your images have no `test`, and `holdout` or `test_subset` asks for it.
         DataError: the data is not available, or damaged; the error says which file, or what to
             put where.
 
@@ -270,7 +253,7 @@ def check_amounts(
     *,
     holdout: bool = False,
 ) -> None:
-    """Check that a data set has as many images as are asked for.
+    """Check that a data set has enough images.
 
     Raises:
         TypeError, ValueError: it does not.
@@ -284,7 +267,7 @@ def check_amounts(
 
 
 def describe_lack(info: DatasetInfo) -> str:
-    """Say that one's own images have no test images, and where to put some."""
+    """Say that a folder of images has no test images, and where to put them."""
     return f"{info.name} has no folder test, with one folder of images per class as in train."
 
 

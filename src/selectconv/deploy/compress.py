@@ -152,7 +152,7 @@ class _Builder:
         return self.graph.get_attr(name)
 
     def _gather(self, other: fx.Node, wanted: Channels) -> fx.Node:
-        """Bring a value to these channels; those that it lacks (-1) may be any."""
+        """Bring a value to these channels; channels that it lacks (-1) may hold anything."""
         kept = self.layout.kept[other]
         if np.array_equal(kept, wanted):
             return self.new[other]

@@ -43,7 +43,7 @@ class HeldFilters:
 
 
 def held_lines(held: Sequence[HeldFilters], most: int = 10) -> list[tuple[str, ...]]:
-    """Lay the first of them out as a table, with a head."""
+    """Return the lines of a table, header first, with at most `most` rows."""
     lines: list[tuple[str, ...]] = [("conv", "filters", "still read by", "multiply-adds")]
     for row in held[:most]:
         more = len(row.readers) - 2

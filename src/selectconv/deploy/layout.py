@@ -263,7 +263,7 @@ def _conv_reads(module: nn.Module | None, need: Mask) -> Mask:
     slots = in_use & module.gate.cpu().numpy()
     reads = np.zeros(module.in_channels, dtype=bool)
     reads[module.index.cpu().numpy()[slots]] = True
-    if not reads.any():  # all slots are closed by hand: a conv needs one input, of weight zero
+    if not reads.any():  # the user closed all slots: a conv needs one input, of weight zero
         reads[0] = True
     return reads
 

@@ -3,7 +3,7 @@
 Slots that read their channel as it is become one part: the distinct channels that they read.
 Shifted slots are a second part. A bilinear shift is a small stencil, so a depthwise conv shifts
 their channels, and the conv reads both parts, joined. It is one conv, so that a runtime can fold
-the batch norm behind it; where none follows, adding up two convs is about as fast.
+the batch norm after it; where none follows, adding up two convs is about as fast.
 """
 
 import math
@@ -25,7 +25,7 @@ MACS_PER_PASS = 24.0
 # ONNX Runtime has fast kernels for blocks of 8 channels (16 with AVX-512): a depthwise conv of
 # another number of channels takes several times as long; see benchmarks/shifted_convs.py.
 _BLOCK = 8
-# Where whole blocks would add much to a small network, and make its budgets coarse, there are none.
+# No blocks are used where they would add much to a small network, and make its budgets coarse.
 _FEW = 64  # channels of a depthwise conv
 _MOST_ADDED = 0.02  # of the model's weights, by one conv with shifts
 _NONE = -1  # in place of a channel, where a group reads fewer than another

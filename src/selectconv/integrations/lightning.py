@@ -113,7 +113,7 @@ class ChannelAllocation(Callback):
         return {} if self.allocator is None else {"allocator": self.allocator.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep a checkpoint's state for the allocator, which Lightning's restoring comes before."""
+        """Keep a checkpoint's state for the allocator, which is built after restoring."""
         self._restored = state_dict.get("allocator")
         if self.allocator is not None and self._restored is not None:
             self.allocator.load_state_dict(self._restored)

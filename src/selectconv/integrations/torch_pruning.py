@@ -80,7 +80,7 @@ class ECDMImportance(torch_pruning.importance.Importance):  # type: ignore[misc]
             largest = _largest_damage(item.dep.target.module, moments, self.damage)
             if scores is None:
                 scores = largest.new_zeros(len(place))
-            # Behind a flattening there are several columns for each channel.
+            # After a flattening there are several columns for each channel.
             width = _num_inputs(item.dep.target.module) // len(largest)
             read = torch.tensor([index // width for index in item.idxs], device=largest.device)
             roots = torch.tensor([place[index] for index in item.root_idxs], device=largest.device)
@@ -89,7 +89,7 @@ class ECDMImportance(torch_pruning.importance.Importance):  # type: ignore[misc]
 
 
 def _reads(dep: Any) -> bool:
-    """Tell whether a dependency takes inputs away from a conv or a linear."""
+    """Return whether a dependency takes inputs away from a conv or a linear."""
     return dep.handler in (
         torch_pruning.prune_conv_in_channels,
         torch_pruning.prune_linear_in_channels,

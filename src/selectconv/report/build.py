@@ -34,7 +34,7 @@ from selectconv.report.runs.trained import load_trained
 from selectconv.train.methods import METHODS
 from selectconv.zoo.registry import PLACEMENTS
 
-_NUM_IMAGES = 512  # behind the histograms of hidden inputs
+_NUM_IMAGES = 512  # test images for the histograms of hidden inputs
 _LEAD = (
     "Runs of selectconv, the method of Training CNNs with Selective Allocation of Channels (Jeong "
     "and Shin, ICML 2019). Every number comes from the runs' own files."

@@ -4,8 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 
-import torch
-
+from selectconv.core.threads import using
 from selectconv.deploy.cost import count_macs
 from selectconv.reproduce.grid import PlannedRun
 from selectconv.train.estimate import count_images, seconds_per_image
@@ -23,12 +22,8 @@ def estimate_seconds(runs: Iterable[PlannedRun], threads: int) -> dict[str, floa
         runs: the planned runs.
         threads: of each run.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with using(threads):
         return _estimate(runs)
-    finally:
-        torch.set_num_threads(before)
 
 
 def _estimate(runs: Iterable[PlannedRun]) -> dict[str, float]:

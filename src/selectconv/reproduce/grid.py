@@ -1,4 +1,4 @@
-"""A grid: the runs behind a table, read from a data file.
+"""A grid: the runs that fill a table, read from a data file.
 
 A file of `grids/` has a block for each scale, and a block is a list of products model x data x
 method x seed with the settings they share. The code knows nothing about a table.

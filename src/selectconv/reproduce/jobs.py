@@ -99,7 +99,9 @@ def conclude(run: PlannedRun, out: Path, code: int) -> Outcome:
     """Return how a process ended."""
     if code == 0:
         return Outcome(run.name, None)
-    lines = (out / LOGS / f"{run.name}.txt").read_text(errors="replace").strip().splitlines()
+    log = (out / LOGS / f"{run.name}.txt").read_text(encoding="utf-8", errors="replace")
+    lines = log.strip().splitlines()
     last = lines[-1].removeprefix("selectconv: ") if lines else "it said nothing"
-    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-    return Outcome(run.name, last if code > 0 else f"{how}; the last line was: {last}")
+    if code < 0:
+        last = f"killed by signal {-code}; the last line was: {last}"
+    return Outcome(run.name, last)

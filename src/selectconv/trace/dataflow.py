@@ -111,13 +111,13 @@ def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
     return Dataflow(traced, operations, macs)
 
 
-class _MacCounter(fx.Interpreter):
-    """Runs a graph and counts the multiply-adds of each node."""
+class _Observer(ShapeProp):
+    """Runs a graph once, and notes the shape and the multiply-adds of each node."""
 
-    def count(self, inputs: tuple[Any, ...]) -> dict[fx.Node, int]:
+    def observe(self, inputs: tuple[Any, ...]) -> dict[fx.Node, int]:
         self.macs: dict[fx.Node, int] = {}
         with torch.no_grad(), FlopCounterMode(display=False) as self.counter:
-            self.run(*inputs)
+            self.propagate(*inputs)
         return self.macs
 
     def run_node(self, n: fx.Node) -> Any:
@@ -130,15 +130,15 @@ class _MacCounter(fx.Interpreter):
 def _run_and_purify(
     traced: fx.GraphModule, root: nn.Module, inputs: tuple[Any, ...]
 ) -> dict[fx.Node, int]:
-    """Note all shapes, drop what changes nothing, and count multiply-adds of what is left."""
+    """Note shapes and multiply-adds, and drop what changes nothing; return the multiply-adds."""
     try:
-        with torch.no_grad(), redirect_stderr(io.StringIO()):  # ShapeProp prints what it raises
-            ShapeProp(traced).propagate(*inputs)
+        with redirect_stderr(io.StringIO()):  # ShapeProp prints what it raises
+            macs = _Observer(traced).observe(inputs)
     except Exception as error:
         reason = str(error.__cause__ or error).split("\n\nWhile executing")[0].strip()
         raise CompressionError(f"`example_input`: the model fails on it with {reason}") from error
-    purify(traced, root)
-    return _MacCounter(traced).count(inputs)
+    purify(traced, root)  # which changes and drops nodes, and adds none
+    return {node: macs[node] for node in traced.graph.nodes}
 
 
 def check_modules(model: nn.Module) -> None:
@@ -162,7 +162,7 @@ def check_modules(model: nn.Module) -> None:
 
 
 def copy_model(model: nn.Module, shared: Iterable[Any] = ()) -> nn.Module:
-    """Copy a model, all but these of its parts.
+    """Copy a model, except for its `shared` parts, which both then hold.
 
     Raises:
         CompressionError: it cannot be copied.

@@ -38,7 +38,7 @@ class FixedShapeTracer(Tracer):
     """Traces a model for the shapes of an example, and for those of its arguments that are plain.
 
     Args:
-        is_whole: return whether a module is to be seen as one step.
+        is_leaf: return whether a module is to be seen as one step.
         arguments: the example's, by the names that the model's forward gives them.
         keeps_batch: leave the first axis free, as long as the forward does not need its size.
 
@@ -48,12 +48,12 @@ class FixedShapeTracer(Tracer):
 
     def __init__(
         self,
-        is_whole: Callable[[nn.Module], bool],
+        is_leaf: Callable[[nn.Module], bool],
         arguments: Mapping[str, Any],
         *,
         keeps_batch: bool = True,
     ) -> None:
-        super().__init__(is_whole)
+        super().__init__(is_leaf)
         self.keeps_batch = keeps_batch
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._arguments: Any = map_aggregate(dict(arguments), self._without_data)

@@ -7,7 +7,6 @@ import operator
 from enum import Enum
 from typing import Any
 
-import torch
 from torch import fx, nn
 from torch.fx.passes.shape_prop import TensorMetadata
 
@@ -122,10 +121,9 @@ def _classify_pad(node: fx.Node, before: tuple[int, ...]) -> Kind:
 
 
 def _is_spatial_mean(node: fx.Node) -> bool:
-    """Return whether a node takes means over spatial axes of its input."""
+    """Return whether the axes of a mean are spatial ones."""
     before = shape_of(argument(node))
-    is_mean = (node.op == "call_method" and node.target == "mean") or node.target is torch.mean
-    if not is_mean or len(before) < 3:
+    if len(before) < 3:
         return False
     dim = argument(node, 1, "dim")
     dims = dim if isinstance(dim, list | tuple) else (dim,)

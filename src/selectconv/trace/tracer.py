@@ -31,16 +31,16 @@ class Tracer(fx.Tracer):
     """Traces into everything but torch's own modules and those that are to be seen as one step.
 
     Args:
-        is_whole: return whether a module is to be seen as one step.
+        is_leaf: returns whether a module is one step of the graph.
 
     Attributes:
         inside: names of the modules whose forward is under way, outermost first. After an exception
             they say where it was raised.
     """
 
-    def __init__(self, is_whole: Callable[[nn.Module], bool]) -> None:
+    def __init__(self, is_leaf: Callable[[nn.Module], bool]) -> None:
         super().__init__()
-        self.is_whole = is_whole
+        self.is_leaf = is_leaf
         self.inside: list[str] = []
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
@@ -49,7 +49,7 @@ class Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Return whether a module is one step of the graph."""
-        return self.is_whole(m) or super().is_leaf_module(m, module_qualified_name)
+        return self.is_leaf(m) or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(
         self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -1,6 +1,6 @@
 """The methods at work: what happens to the channels of a run's network while it trains.
 
-`train/methods.py` has the protocol and one row per method.
+`train/methods.py` has their base `Plain` and one row per method; `train/slimming.py` has another.
 """
 
 from collections.abc import Iterable
@@ -13,51 +13,10 @@ from torch.optim import Optimizer
 from selectconv.allocate.allocator import ChannelAllocator
 from selectconv.allocate.report import AllocationReport
 from selectconv.core.models import count_slots
-from selectconv.core.plan import AllocationPlan
 from selectconv.data.image_set import DatasetInfo
 from selectconv.train.config import TrainConfig
-from selectconv.train.methods import ChannelMethod
-from selectconv.train.network import build_model
-from selectconv.train.slimming import Slimmer
+from selectconv.train.methods import Plain
 from selectconv.zoo.learned_group_conv import Condenser, condense, learned_group_convs
-
-
-class Plain(ChannelMethod):
-    """Leave the channels alone; the other methods replace what they do differently."""
-
-    @classmethod
-    def build(
-        cls, config: TrainConfig, info: DatasetInfo, model: nn.Module, optimizer: Optimizer
-    ) -> Self:
-        """Need nothing."""
-        return cls()
-
-    def regularize(self) -> None:
-        """Add no penalty."""
-
-    def step(self, epoch: int) -> AllocationReport:
-        """Change nothing."""
-        return AllocationReport(epoch, AllocationPlan())
-
-    def counts(self) -> dict[str, int]:
-        """Count nothing."""
-        return {"moved": 0, "closed": 0}
-
-    def state_dict(self) -> dict[str, Any] | None:
-        """Return None: all state is in the model."""
-        return None
-
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Do nothing: the model has been loaded."""
-
-    @staticmethod
-    def apply_log(model: nn.Module, log: Iterable[AllocationReport]) -> None:
-        """Do nothing: there is no log, or it is replayed slot by slot."""
-
-    @staticmethod
-    def finish(model: nn.Module) -> nn.Module:
-        """Return the network as it is."""
-        return model
 
 
 class Selective(Plain):
@@ -154,42 +113,3 @@ class LearnedGroups(Plain):
     def finish(model: nn.Module) -> nn.Module:
         """Write the learned groups as what they have become: group convs."""
         return condense(model)
-
-
-class Slimming(Plain):
-    """Push batch norm's scales to zero, then cut their channels (network slimming)."""
-
-    def __init__(self, slimmer: Slimmer) -> None:
-        self.slimmer = slimmer
-
-    @classmethod
-    def build(
-        cls, config: TrainConfig, info: DatasetInfo, model: nn.Module, optimizer: Optimizer
-    ) -> Self:
-        """Build the slimmer, with the sizes of the network before any cut."""
-        with torch.device("meta"):
-            dense = build_model(config, info)
-        return cls(
-            Slimmer(
-                model,
-                dense,
-                info.shape,
-                total_epochs=config.epochs,
-                stop_at=config.stop_at,
-                target_macs=config.target_macs,
-                target_params=config.target_params,
-                sparsity=config.bn_sparsity,
-            )
-        )
-
-    def regularize(self) -> None:
-        """Add the gradient of the L1 penalty on the scales."""
-        self.slimmer.regularize()
-
-    def step(self, epoch: int) -> AllocationReport:
-        """Cut the channels once the sparse part of the training is over."""
-        return self.slimmer.step(epoch)
-
-    def counts(self) -> dict[str, int]:
-        """Count the filters that were cut."""
-        return {"moved": 0, "closed": self.slimmer.num_cut()}

@@ -1,14 +1,14 @@
-"""`last.ckpt`: everything that `--resume` needs, in plain types that load without pickle's code."""
+"""A run's files of weights, and `last.ckpt`: everything that `--resume` needs, in plain types."""
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
-from torch import nn
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
 
 from selectconv.errors import RunError
 from selectconv.files import replacing
@@ -21,7 +21,6 @@ from selectconv.train.digests import (
     write_recorded,
 )
 from selectconv.train.run_folder import PREVIOUS
-from selectconv.train.slimming import fit_shapes
 
 FORMAT = 1
 _KEYS = {"format", "epoch", "model", "optimizer", "allocator", "best_error"}
@@ -123,8 +122,6 @@ def load_weights(path: Path, model: nn.Module, *, slimmed: bool = False) -> None
     Raises:
         RunError: the file is missing, damaged, or of another model.
     """
-    from safetensors.torch import load_file
-
     if not path.exists():
         raise RunError(f"there is no {path}: the run has not finished an epoch yet.")
     check_recorded(path, "restore it, or train again.")
@@ -138,3 +135,42 @@ def load_weights(path: Path, model: nn.Module, *, slimmed: bool = False) -> None
         model.load_state_dict(tensors)
     except RuntimeError as error:
         raise RunError(f"{path} does not fit the model: {str(error).splitlines()[0]}") from error
+
+
+def fit_shapes(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Narrow a model's layers, in place, to the shapes of a slimmed model's state_dict.
+
+    What was narrowed holds new tensors of unset values, for `load_state_dict` to fill.
+
+    Raises:
+        RunError: the shapes are not those of a slimmed copy of the model; nothing was changed.
+    """
+    narrowed: list[tuple[nn.Module, str, Tensor]] = []
+    for name, module in model.named_modules():
+        for key, tensor in (
+            *module.named_parameters(recurse=False),
+            *module.named_buffers(recurse=False),
+        ):
+            stored = weights.get(f"{name}.{key}" if name else key)
+            if stored is None or stored.shape == tensor.shape:
+                continue  # what is missing, load_state_dict names
+            is_narrower = stored.ndim == tensor.ndim and all(
+                have <= most for have, most in zip(stored.shape, tensor.shape, strict=True)
+            )
+            if not is_narrower or type(module) not in (nn.Conv2d, nn.BatchNorm2d, nn.Linear):
+                raise RunError(
+                    f"`{name}.{key}` of shape {tuple(stored.shape)} is not that of a slimmed copy "
+                    f"of the network, which has {tuple(tensor.shape)}."
+                )
+            narrowed.append((module, key, torch.empty_like(stored, device=tensor.device)))
+    for module, key, tensor in narrowed:
+        is_parameter = key in module._parameters
+        setattr(module, key, nn.Parameter(tensor) if is_parameter else tensor)
+    for module, _, _ in narrowed:
+        if isinstance(module, nn.Conv2d):
+            module.out_channels = module.weight.shape[0]
+            module.in_channels = module.weight.shape[1] * module.groups
+        elif isinstance(module, nn.BatchNorm2d):
+            module.num_features = module.weight.shape[0]
+        elif isinstance(module, nn.Linear):
+            module.out_features, module.in_features = module.weight.shape

@@ -14,6 +14,7 @@ from typing import Any, get_args, get_type_hints
 
 import yaml
 
+from selectconv.checks import check_choice, check_fraction, check_gamma
 from selectconv.train.methods import METHODS, MethodInfo
 from selectconv.train.settings import (
     Setting,
@@ -22,13 +23,10 @@ from selectconv.train.settings import (
     dataset_name,
     declaration,
     default_of,
-    fraction,
-    gamma_value,
     growth_names,
     instance,
     model_name,
     non_negative,
-    number,
     optional,
     setting,
     truth,
@@ -75,7 +73,7 @@ class TrainConfig:
     lr: float = setting(
         "learning rate at the start of the cosine, which ends at 0", non_negative, group="tuning"
     )
-    momentum: float = setting("Nesterov momentum", fraction)
+    momentum: float = setting("Nesterov momentum", check_fraction)
     weight_decay: float = setting(
         "weight decay of everything but the shifts", non_negative, group="tuning"
     )
@@ -84,7 +82,7 @@ class TrainConfig:
     )
     gamma: float | str = setting(
         "damage level of de-allocation, or auto: solved for at each step",
-        gamma_value,
+        check_gamma,
         group="selection",
     )
     top_k: int = setting("K: candidates of re-allocation", whole(1), group="selection")
@@ -95,7 +93,7 @@ class TrainConfig:
         none_word="none",
     )
     stop_at: float = setting(
-        "part of the training in which channels are selected", fraction, group="selection"
+        "part of the training in which channels are selected", check_fraction, group="selection"
     )
     grace: int = setting(
         "epochs before a re-opened slot may be closed again",
@@ -119,14 +117,14 @@ class TrainConfig:
     )
     target_macs: float | None = setting(
         "multiply-adds to end at, as a part of the dense network's",
-        optional(number),
+        optional(check_fraction),
         group="selection",
         default=None,
         came_later=True,
     )
     target_params: float | None = setting(
         "parameters to end at, as a part of the dense network's; at most one target is accepted",
-        optional(number),
+        optional(check_fraction),
         group="selection",
         default=None,
         came_later=True,
@@ -191,11 +189,13 @@ class TrainConfig:
         self._check_method()
 
     def _check_images(self) -> None:
-        """Check that the data set has as many images as are asked for.
+        """Check that the data set has enough images.
 
-        One's own are counted when they are read: a run's settings are valid wherever it is read.
+        The user's own images are counted when they are read, so that a run's settings are valid
+        on any machine.
         """
-        from selectconv.data.registry import check_amounts, dataset_info, own_folder
+        from selectconv.data.read.own_images import own_folder
+        from selectconv.data.registry import check_amounts, dataset_info
 
         if own_folder(self.data) is None:
             check_amounts(dataset_info(self.data, self.image_size), self.subset, self.test_subset)
@@ -309,7 +309,7 @@ def _defaults() -> dict[str, Any]:
 @cache
 def _recipes() -> dict[str, Any]:
     content: dict[str, Any] = yaml.safe_load(
-        (files("selectconv.train") / "recipes.yaml").read_text()
+        (files("selectconv.train") / "recipes.yaml").read_text(encoding="utf-8")
     )
     return content
 
@@ -320,8 +320,6 @@ def resolve(given: Mapping[str, Any]) -> TrainConfig:
     Raises:
         TypeError, ValueError: an unknown setting, or a value that is not accepted.
     """
-    from selectconv.checks import check_choice
-
     for name in given:
         check_choice("setting", name, setting_names())
     recipes = _recipes()

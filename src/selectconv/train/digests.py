@@ -66,7 +66,7 @@ def record(path: Path, digests: list[str]) -> None:
 
 
 def settle(path: Path) -> None:
-    """Drop the digests that a file might have had and does not have."""
+    """Keep only the digest that a file has, of those that it might have."""
     known = recorded(path)
     if len(known) > 1 and (found := _digest(path)) in known:
         record(path, [found])
@@ -123,7 +123,7 @@ def _digest(path: Path) -> str:
 
 
 def _read_bytes(path: Path) -> bytes:
-    """Read a file of lines; one that is not there has none."""
+    """Read a file of lines; a missing file has no lines."""
     try:
         return path.read_bytes() if path.exists() else b""
     except OSError as error:

@@ -15,6 +15,8 @@ from selectconv.allocate.allocator import ChannelAllocator
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers
 from selectconv.core.plan import LayerPlan
+from selectconv.core.slots import draw_shift
+from selectconv.core.threads import using
 from selectconv.data.image_set import DatasetInfo
 from selectconv.data.registry import check_amounts
 from selectconv.deploy.cost import count_macs, count_params
@@ -62,7 +64,7 @@ def announce(config: TrainConfig, folder: Path, console: Console) -> None:
 
 
 def count_images(config: TrainConfig, info: DatasetInfo) -> float:
-    """Count the images of a run, those of tests as the part of a training image that they cost."""
+    """Count the images of a run; a test image counts as the part of a training image it costs."""
     train = min(config.subset or info.num_train, info.num_train)
     tested = config.epochs * min(config.test_subset or info.num_test, info.num_test)
     if config.holdout:
@@ -113,7 +115,7 @@ def reallocate(
     moved = order[: round(share * layer.in_channels)]
     sources = order[len(moved) : len(moved) + _SOURCES]
     chosen = torch.randint(len(sources), (len(moved),), generator=generator)
-    shift = (torch.rand(len(moved), 2, generator=generator) * 2 - 1) * _MAX_SHIFT
+    shift = draw_shift(len(moved), layer.weight.ndim - 2, _MAX_SHIFT, generator)
     # R^random: with weights of zero, nothing would flow back through the moved slots.
     shifts = shift if use_shift else None
     plan = LayerPlan(moved, moved, sources[chosen], shifts, weight_seed=0)
@@ -156,7 +158,7 @@ def seconds_per_image(config: TrainConfig, info: DatasetInfo) -> float:
 
 
 def _time_step(step: Callable[[], None], device: torch.device) -> float:
-    """Time a step with the threads there are, and on the CPU with one, and take the shorter time.
+    """Time a step with all threads and, on the CPU, with one; return the shorter time.
 
     Threads that wait for each other on a busy machine count CPU time for nothing: several then
     seem slower than one.
@@ -164,15 +166,12 @@ def _time_step(step: Callable[[], None], device: torch.device) -> float:
     threads = torch.get_num_threads()
     seconds = []
     for tried in {threads, 1} if device.type == "cpu" else {threads}:
-        torch.set_num_threads(tried)
-        try:
+        with using(tried):
             times = []
             for _ in range(_REPEATS + 1):
                 started = _now(device)
                 step()
                 times.append(_now(device) - started)
-        finally:
-            torch.set_num_threads(threads)
         seconds.append(statistics.median(times[1:]))  # the first one warms up
     return min(seconds)
 

@@ -9,8 +9,10 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from selectconv.allocate.report import AllocationReport
-from selectconv.data.registry import Images, Splits
-from selectconv.data.serve.loader import Loader, make_loader
+from selectconv.data.catalogue import Images
+from selectconv.data.registry import Splits
+from selectconv.data.serve.batches import Loader
+from selectconv.data.serve.loader import make_loader
 from selectconv.train.config import TrainConfig
 
 Batches = Iterable[tuple[Tensor, Tensor]]

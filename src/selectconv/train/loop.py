@@ -20,7 +20,7 @@ from selectconv.allocate.report import AllocationReport
 from selectconv.data.registry import Splits, load_dataset
 from selectconv.errors import RunError, SelectConvError
 from selectconv.files import write_text
-from selectconv.train.checkpoint import load_checkpoint, save_checkpoint, save_weights
+from selectconv.train.checkpoint import fit_shapes, load_checkpoint, save_checkpoint, save_weights
 from selectconv.train.config import TrainConfig
 from selectconv.train.evaluation import Display, Evaluation
 from selectconv.train.network import build_model, in_layout
@@ -33,10 +33,10 @@ from selectconv.train.run_folder import (
     HOLDOUT,
     LAST,
     METRICS,
+    TENSORBOARD,
     RunFolder,
     dumps,
 )
-from selectconv.train.slimming import fit_shapes
 
 # How often the losses are looked at for NaN: a look waits for the device.
 _LOOK_EVERY = 20
@@ -281,4 +281,4 @@ def _run_epochs(training: Training, folder: RunFolder, display: Display) -> None
 def _tensorboard(folder: RunFolder, first_epoch: int) -> Any:
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=first_epoch)
+    return SummaryWriter(str(folder / TENSORBOARD), purge_step=first_epoch)

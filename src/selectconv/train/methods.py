@@ -8,7 +8,7 @@ does not import torch: the class is loaded when a run needs it.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,45 +18,51 @@ if TYPE_CHECKING:
     from selectconv.data.image_set import DatasetInfo
 
 
-class ChannelMethod(Protocol):
-    """What a method does to the channels of a network, during its training and afterwards."""
+class Plain:
+    """What a method does to the channels of a network; this one leaves them alone.
+
+    The other methods replace what they do differently.
+    """
 
     @classmethod
     def build(
         cls, config: Any, info: "DatasetInfo", model: "nn.Module", optimizer: "Optimizer"
     ) -> Self:
         """Set the method up for a run with these settings (a `TrainConfig`)."""
-        ...
+        return cls()
 
     def regularize(self) -> None:
         """Add the gradient of the method's penalty, after `backward` and before the step."""
-        ...
 
     def step(self, epoch: int) -> "AllocationReport":
         """Act on the channels after an epoch (0-based); the report is false if nothing changed."""
-        ...
+        from selectconv.allocate.report import AllocationReport
+        from selectconv.core.plan import AllocationPlan
+
+        return AllocationReport(epoch, AllocationPlan())
 
     def counts(self) -> dict[str, int]:
         """Count the channels that are `moved` and `closed`, for a line of metrics."""
-        ...
+        return {"moved": 0, "closed": 0}
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return what resuming needs beyond the model; None: nothing."""
-        ...
+        return None
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Continue from what `state_dict` returned."""
-        ...
 
     @staticmethod
     def apply_log(model: "nn.Module", log: Iterable["AllocationReport"]) -> None:
-        """Bring a fresh network into the form that the lines of `allocation.jsonl` lead to."""
-        ...
+        """Bring a fresh network into the form that the lines of `allocation.jsonl` lead to.
+
+        Nothing to do where a log does not change the form: it is replayed slot by slot.
+        """
 
     @staticmethod
     def finish(model: "nn.Module") -> "nn.Module":
         """Return a trained network as it is deployed."""
-        ...
+        return model
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ class MethodInfo:
             closed and in which part of the training.
         colour: its colour in figures. All are of equal lightness, to read on white and on black.
         rank: its place among the rows of a table, which follow Section 3.3.
-        run_by: `module:class` of the `ChannelMethod` that carries it out.
+        run_by: `module:class` of what carries it out, a subclass of `Plain`.
         uses: the settings about channel selection that make a difference to it; `realloc` is an
             option of the network.
         is_selective: its network has selective convs.
@@ -111,15 +117,41 @@ class MethodInfo:
         """Whether its selective convs close slots and never re-open one."""
         return self.is_selective and not (self.moves or self.shifts)
 
-    def implementation(self) -> type[ChannelMethod]:
+    def implementation(self) -> type[Plain]:
         """Load the class that carries it out."""
         module, _, name = self.run_by.partition(":")
-        return cast(type[ChannelMethod], getattr(import_module(module), name))
+        return cast(type[Plain], getattr(import_module(module), name))
 
 
 _SELECTIVE = "selectconv.train.channels:Selective"
 _ALLOCATION = ("gamma", "top_k", "max_copies", "stop_at", "grace", "damage", "shift_weight_decay",
                "target_macs", "target_params", "growth", "realloc")  # fmt: skip
+
+
+def _allocating(
+    name: str,
+    paper_name: str,
+    words: str,
+    colour: str,
+    rank: int,
+    *,
+    moves: bool = True,
+    shifts: bool = False,
+) -> MethodInfo:
+    """Return the row of a method that de-allocates, and re-allocates if it `moves`."""
+    return MethodInfo(
+        name=name,
+        paper_name=paper_name,
+        words=f"{words}; {{goal}}, in {{part}}",
+        colour=colour,
+        rank=rank,
+        run_by=_SELECTIVE,
+        uses=_ALLOCATION,
+        is_selective=True,
+        moves=moves,
+        shifts=shifts,
+    )
+
 
 METHODS = {
     method.name: method
@@ -130,54 +162,32 @@ METHODS = {
             words="plain convolutions",
             colour="#7f8c99",
             rank=0,
-            run_by="selectconv.train.channels:Plain",
+            run_by="selectconv.train.methods:Plain",
             is_baseline=True,
         ),
-        MethodInfo(
-            name="select",
-            paper_name="+D+R zero+shift (select)",
-            words="de-allocation, re-allocation with shifts; {goal}, in {part}",
-            colour="#d6459b",  # the paper's magenta
+        _allocating(
+            "select",
+            "+D+R zero+shift (select)",
+            "de-allocation, re-allocation with shifts",
+            "#d6459b",  # the paper's magenta
             rank=5,
-            run_by=_SELECTIVE,
-            uses=_ALLOCATION,
-            is_selective=True,
-            moves=True,
             shifts=True,
         ),
-        MethodInfo(
-            name="zero",
-            paper_name="+D+R zero",
-            words="de-allocation, re-allocation without shifts; {goal}, in {part}",
-            colour="#2fa37c",
+        _allocating(
+            "zero",
+            "+D+R zero",
+            "de-allocation, re-allocation without shifts",
+            "#2fa37c",
             rank=2,
-            run_by=_SELECTIVE,
-            uses=_ALLOCATION,
-            is_selective=True,
-            moves=True,
         ),
-        MethodInfo(
-            name="random",
-            paper_name="+D+R random",
-            words="de-allocation, re-allocation without shifts, weights drawn anew; "
-            "{goal}, in {part}",
-            colour="#b58a2a",
+        _allocating(
+            "random",
+            "+D+R random",
+            "de-allocation, re-allocation without shifts, weights drawn anew",
+            "#b58a2a",
             rank=3,
-            run_by=_SELECTIVE,
-            uses=_ALLOCATION,
-            is_selective=True,
-            moves=True,
         ),
-        MethodInfo(
-            name="dealloc",
-            paper_name="+D",
-            words="de-allocation only; {goal}, in {part}",
-            colour="#3f8fd2",
-            rank=1,
-            run_by=_SELECTIVE,
-            uses=_ALLOCATION,
-            is_selective=True,
-        ),
+        _allocating("dealloc", "+D", "de-allocation only", "#3f8fd2", rank=1, moves=False),
         MethodInfo(
             name="shift",
             paper_name="+S",
@@ -210,7 +220,7 @@ METHODS = {
             "{goal}, after {part}",
             colour="#5f9ea0",
             rank=7,
-            run_by="selectconv.train.channels:Slimming",
+            run_by="selectconv.train.slimming:Slimmer",
             uses=("stop_at", "target_macs", "target_params", "bn_sparsity"),
             cuts=True,
             has_penalty=True,

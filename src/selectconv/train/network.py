@@ -123,7 +123,7 @@ def _build_of_zoo(config: TrainConfig, info: DatasetInfo) -> nn.Module:
 def _stem_for(info: DatasetInfo) -> str:
     """Return the stem that fits the images: the paper's for 32, 64 and 224 pixels."""
     size = info.shape[1]
-    if info.classes:  # one's own, of any size
+    if info.classes:  # the user's own, of any size
         return "cifar" if size < 48 else "tiny" if size < 112 else "imagenet"
     return {"tiny-imagenet": "tiny", "imagenet": "imagenet"}.get(info.name, "cifar")
 

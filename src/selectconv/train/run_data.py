@@ -26,10 +26,10 @@ _WORDS = {
 
 
 def describe_data(config: TrainConfig) -> DatasetInfo:
-    """Return what is known about the data set that the settings name; own images are listed.
+    """Return what is known about the data set of these settings; a user's own images are listed.
 
     Raises:
-        UsageError, DataError: one's own images are not there, or cannot be read.
+        UsageError, DataError: the user's own images are missing, or cannot be read.
     """
     return dataset_info(config.data, config.image_size, config.data_root)
 
@@ -56,7 +56,7 @@ def run_data(folder: Path, config: TrainConfig) -> DatasetInfo:
 
 
 def record_data(folder: RunFolder, info: DatasetInfo) -> None:
-    """Write what is known about one's own images."""
+    """Write what is known about the user's own images."""
     if info.classes:
         text = json.dumps(dataclasses.asdict(info), indent=1) + "\n"
         write_recorded(folder / IMAGES, lambda file: file.write(text.encode()))
@@ -65,7 +65,7 @@ def record_data(folder: RunFolder, info: DatasetInfo) -> None:
 def check_same_images(
     before: DatasetInfo, found: DatasetInfo, *names: str, remedy: str = "start another run"
 ) -> None:
-    """Refuse one's own images that are not those that a run began with.
+    """Refuse images that differ from those that a run began with.
 
     Args:
         before: as the run knows them.

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Mapping
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any, BinaryIO
 
 import yaml
 
+from selectconv import __version__
 from selectconv.errors import RunError
 from selectconv.files import read_json_lines, write_text
 from selectconv.train.digests import (
@@ -82,9 +84,7 @@ class RunFolder:
         self.check_own()
         for entry in self._entries():
             if entry.is_dir():
-                for file in entry.iterdir():
-                    file.unlink()
-                entry.rmdir()
+                shutil.rmtree(entry)
             else:
                 entry.unlink()
 
@@ -103,7 +103,7 @@ class RunFolder:
         """Read the settings of the run.
 
         Raises:
-            RunError: there are none, or they cannot be read.
+            RunError: they are missing, or cannot be read.
         """
         path = self / CONFIG
         if path.exists():
@@ -111,7 +111,7 @@ class RunFolder:
                 path, "restore it, or start another run with the settings that you want."
             )
         try:
-            config = yaml.safe_load(path.read_text())
+            config = yaml.safe_load(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise RunError(f"{self.path} is not a run: it has no {CONFIG}.") from None
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -123,7 +123,7 @@ class RunFolder:
     def status(self) -> str:
         """Return the status: `running`, unless the file says `done`, `failed` or `interrupted`."""
         try:
-            return str(json.loads((self / STATUS).read_text())["status"])
+            return str(json.loads((self / STATUS).read_text(encoding="utf-8"))["status"])
         except (OSError, ValueError, KeyError, TypeError):
             return "running"
 
@@ -154,12 +154,19 @@ class RunFolder:
         Raises:
             RunError: it was damaged or changed, or a line is not JSON.
         """
+        path = self.check(name)
+        rows: list[dict[str, Any]] = read_json_lines(path) if path.exists() else []
+        return rows
+
+    def check(self, name: str) -> Path:
+        """Return the path of a file, which need not exist.
+
+        Raises:
+            RunError: it was damaged or changed.
+        """
         path = self / name
         check_recorded(path, "restore it, or train again.")
-        if not path.exists():
-            return []
-        rows: list[dict[str, Any]] = read_json_lines(path)
-        return rows
+        return path
 
     def settle(self) -> None:
         """Note that the lines so far belong to the checkpoint: none of them may be missing."""
@@ -187,7 +194,7 @@ def describe_environment() -> dict[str, Any]:
     """Collect what results depend on besides the settings: commit, versions, hardware."""
     import torch  # takes seconds, and reading a folder does not need it
 
-    packages = ("selectconv", "torch", "numpy", "lightning-fabric")
+    packages = ("torch", "numpy", "lightning-fabric")
     hardware = platform.processor() or platform.machine()
     if torch.cuda.is_available():
         hardware = ", ".join(
@@ -198,7 +205,7 @@ def describe_environment() -> dict[str, Any]:
         "dirty": bool(_git("status", "--porcelain") or ""),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "versions": {name: version(name) for name in packages},
+        "versions": {"selectconv": __version__} | {name: version(name) for name in packages},
         "hardware": hardware,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),

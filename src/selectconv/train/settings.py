@@ -1,13 +1,15 @@
 """How a setting of `train` is declared: once, as a field of `TrainConfig`.
 
 The flag, its help, what is accepted and the report's grouping follow from the declaration.
-Importing this file does not import torch, so that `selectconv train --help` is quick: checks that
-live elsewhere are imported when a value is checked.
+Importing this file does not import torch, so that `selectconv train --help` is quick: names that
+live beside networks and data are imported when a value is checked.
 """
 
 from collections.abc import Callable, Collection
 from dataclasses import MISSING, Field, dataclass, field
 from typing import Any, Literal
+
+from selectconv.checks import check_choice, check_count, check_non_negative
 
 Check = Callable[[str, Any], object]
 Group = Literal["task", "training", "tuning", "selection", "aside"]
@@ -70,8 +72,6 @@ def whole(least: int, words: str = "a whole number") -> Check:
     """Accept whole numbers of at least `least`."""
 
     def check(name: str, value: Any) -> None:
-        from selectconv.checks import check_count
-
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"`{name}` must be {words}, got {value!r}.")
         check_count(name, value, least)
@@ -79,32 +79,10 @@ def whole(least: int, words: str = "a whole number") -> Check:
     return check
 
 
-def number(name: str, value: Any) -> None:
-    """Accept numbers."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"`{name}` must be a number, got {value!r}.")
-
-
-def fraction(name: str, value: Any) -> None:
-    """Accept numbers from 0 to 1."""
-    from selectconv.checks import check_fraction
-
-    number(name, value)
-    check_fraction(name, value)
-
-
-def gamma_value(name: str, value: Any) -> None:
-    """Accept numbers from 0 to 1, and auto."""
-    from selectconv.checks import check_gamma
-
-    check_gamma(name, value)
-
-
 def non_negative(name: str, value: Any) -> None:
     """Accept finite numbers that are not negative."""
-    from selectconv.checks import check_non_negative
-
-    number(name, value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"`{name}` must be a number, got {value!r}.")
     check_non_negative(name, value)
 
 
@@ -112,8 +90,6 @@ def choice(choices: Callable[[], Collection[str]]) -> Check:
     """Accept the names that a function returns."""
 
     def check(name: str, value: Any) -> None:
-        from selectconv.checks import check_choice
-
         check_choice(name, value, list(choices()))
 
     return check

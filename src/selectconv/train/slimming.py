@@ -7,18 +7,24 @@ Torch-Pruning does the penalty and the cutting; how much to cut is found here.
 
 import copy
 import math
-import warnings
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from selectconv.allocate.report import AllocationReport
+from selectconv.checks import warn
 from selectconv.core.plan import AllocationPlan, LayerPlan
+from selectconv.data.image_set import DatasetInfo
 from selectconv.deploy.cost import count_macs, count_params
-from selectconv.errors import RunError, SelectConvWarning
+from selectconv.errors import RunError
 from selectconv.extras import import_extra
+from selectconv.train.checkpoint import fit_shapes
+from selectconv.train.config import TrainConfig
+from selectconv.train.methods import Plain
+from selectconv.train.network import build_model
 from selectconv.zoo.densenet import DenseUnit
 from selectconv.zoo.resnet import Bottleneck
 
@@ -45,7 +51,7 @@ def import_torch_pruning() -> Any:
     )
 
 
-class Slimmer:
+class Slimmer(Plain):
     """Slim a plain network of the zoo while it trains.
 
     Call `regularize` in every training step, after `backward`, and `step` after every epoch.
@@ -64,6 +70,7 @@ class Slimmer:
 
     Attributes:
         importance: Torch-Pruning's score of the channels; batch norm's scales unless replaced.
+        is_pruned: channels were cut.
 
     Raises:
         RunError: Torch-Pruning is not installed.
@@ -92,9 +99,10 @@ class Slimmer:
         self.name = "target_params" if target_macs is None else "target_macs"
         fraction = target_params if target_macs is None else target_macs
         assert fraction is not None
-        self.target = fraction * self.cost(dense)
         self._dense_cost = self.cost(dense)
+        self.target = fraction * self._dense_cost
         self._example = torch.zeros(1, *shape)
+        self.is_pruned = self.num_cut() > 0
         if not self.is_pruned:
             self._pruner = self._build_pruner(self.model, 0.5)
             least = self.cost(self._pruned(self._largest_ratio())[0])
@@ -105,14 +113,31 @@ class Slimmer:
                     "the dense network is left."
                 )
 
-    @property
-    def is_pruned(self) -> bool:
-        """Whether channels were cut."""
-        return self.num_cut() > 0
+    @classmethod
+    def build(
+        cls, config: TrainConfig, info: DatasetInfo, model: nn.Module, optimizer: Optimizer
+    ) -> Self:
+        """Build the slimmer, with the sizes of the network before any cut."""
+        with torch.device("meta"):
+            dense = build_model(config, info)
+        return cls(
+            model,
+            dense,
+            info.shape,
+            total_epochs=config.epochs,
+            stop_at=config.stop_at,
+            target_macs=config.target_macs,
+            target_params=config.target_params,
+            sparsity=config.bn_sparsity,
+        )
 
     def num_cut(self) -> int:
         """Count the filters that were cut out of the network's convs."""
         return self._num_filters - count_filters(self.model)
+
+    def counts(self) -> dict[str, int]:
+        """Count the filters that were cut."""
+        return {"moved": 0, "closed": self.num_cut()}
 
     def regularize(self) -> None:
         """Add the penalty's gradient to those of batch norm's scales, after `backward`."""
@@ -131,13 +156,12 @@ class Slimmer:
             return AllocationReport(epoch, AllocationPlan())
         ratio = self._largest_ratio()
         history = prune_to_target(self.model, self._pruned, ratio, self.cost, self.target)
+        self.is_pruned = self.num_cut() > 0
         reached = self.cost(self.model)
         if abs(reached - self.target) > 0.01 * self.target:
-            warnings.warn(
+            warn(
                 f"`{self.name}`: slimming reached {reached / self._dense_cost:.3f} of the dense "
-                f"network, the closest to {self.target / self._dense_cost:.3f} that it found.",
-                SelectConvWarning,
-                stacklevel=2,
+                f"network, the closest to {self.target / self._dense_cost:.3f} that it found."
             )
         plans = {
             name: LayerPlan(closed=torch.tensor(sorted(filters), dtype=torch.int64))
@@ -272,42 +296,3 @@ def fixed_layers(model: nn.Module) -> list[nn.Module]:
 def count_filters(model: nn.Module) -> int:
     """Count the outputs of a model's convs."""
     return sum(m.out_channels for m in model.modules() if isinstance(m, nn.Conv2d))
-
-
-def fit_shapes(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Narrow a model's layers, in place, to the shapes of a slimmed model's state_dict.
-
-    What was narrowed holds new tensors of unset values, for `load_state_dict` to fill.
-
-    Raises:
-        RunError: the shapes are not those of a slimmed copy of the model; nothing was changed.
-    """
-    narrowed: list[tuple[nn.Module, str, Tensor]] = []
-    for name, module in model.named_modules():
-        for key, tensor in (
-            *module.named_parameters(recurse=False),
-            *module.named_buffers(recurse=False),
-        ):
-            stored = weights.get(f"{name}.{key}" if name else key)
-            if stored is None or stored.shape == tensor.shape:
-                continue  # what is missing, load_state_dict names
-            is_narrower = stored.ndim == tensor.ndim and all(
-                have <= most for have, most in zip(stored.shape, tensor.shape, strict=True)
-            )
-            if not is_narrower or type(module) not in (nn.Conv2d, nn.BatchNorm2d, nn.Linear):
-                raise RunError(
-                    f"`{name}.{key}` of shape {tuple(stored.shape)} is not that of a slimmed copy "
-                    f"of the network, which has {tuple(tensor.shape)}."
-                )
-            narrowed.append((module, key, torch.empty_like(stored, device=tensor.device)))
-    for module, key, tensor in narrowed:
-        is_parameter = key in module._parameters
-        setattr(module, key, nn.Parameter(tensor) if is_parameter else tensor)
-    for module, _, _ in narrowed:
-        if isinstance(module, nn.Conv2d):
-            module.out_channels = module.weight.shape[0]
-            module.in_channels = module.weight.shape[1] * module.groups
-        elif isinstance(module, nn.BatchNorm2d):
-            module.num_features = module.weight.shape[0]
-        elif isinstance(module, nn.Linear):
-            module.out_features, module.in_features = module.weight.shape

@@ -20,7 +20,7 @@ def condensenet182(
     """CondenseNet-182: k = 12-24-48, 30-30-30 units, 3x3 convs in 4 groups; 13.8M parameters.
 
     With a `condense_factor` (CondenseNet's is 4) its 1x1 convs learn `groups` groups and may be
-    condensed to one part in so many: 4.22M parameters.
+    condensed to 1 / `condense_factor` of their weights: 4.22M parameters.
     """
     # No channel shuffle: CondenseNet needs one only after condensing, to bring the outputs of its
     # grouped 1x1 convs back into the order that they have while those are dense.

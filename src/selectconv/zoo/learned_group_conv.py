@@ -39,7 +39,7 @@ class LearnedGroupConv2d(nn.Conv2d):
 
     @classmethod
     def from_conv(cls, conv: nn.Conv2d, num_groups: int, condense_factor: int) -> Self:
-        """Make a learned group conv that holds the very weight of a dense 1x1 conv.
+        """Make a learned group conv that shares the weight of a dense 1x1 conv.
 
         Raises:
             TypeError, ValueError: a conv that is not a dense 1x1 conv without bias, or sizes that
@@ -89,7 +89,7 @@ class LearnedGroupConv2d(nn.Conv2d):
         excess = int(self.reads[0].sum()) - most
         if excess <= 0:
             return torch.empty(0, dtype=torch.int64, device="cpu")
-        # Dropped inputs stay behind all others.
+        # Dropped inputs sort after all others.
         norms = self._by_group(self.weight).abs().sum(dim=0)  # (groups, I)
         order = norms.masked_fill(~self.reads, torch.inf).sort(dim=1, stable=True).indices
         dropped = order[:, :excess]
@@ -253,5 +253,5 @@ class Condenser:
             weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
 
     def num_dropped(self) -> int:
-        """Count the pairs of a group and an input that are not read any more."""
+        """Count the pairs of a group and an input that it no longer reads."""
         return sum(int((~layer.reads).sum()) for layer in self.layers.values())

@@ -1,5 +1,7 @@
 """The 8x8 digits that ship with scikit-learn: no files, no network."""
 
+from pathlib import Path
+
 import numpy as np
 import torch
 
@@ -8,8 +10,12 @@ from selectconv.errors import DataError
 from selectconv.extras import import_extra
 
 
-def read_digits(info: DatasetInfo) -> tuple[ImageSet, ImageSet]:
+def read_digits(folder: Path, info: DatasetInfo) -> tuple[ImageSet, ImageSet]:
     """Return training and test images: in the order of the data set, the last 360 are the test set.
+
+    Args:
+        folder: not used; every reader takes one.
+        info: the data set.
 
     Raises:
         DataError: scikit-learn is not installed.

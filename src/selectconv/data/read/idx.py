@@ -12,7 +12,7 @@ import torch
 from selectconv.data.image_set import DatasetInfo, ImageSet, check_labels
 from selectconv.errors import DataError
 
-# Each file may be plain or have ".gz" behind its name.
+# Each file may be plain or have ".gz" after its name.
 FILES = (
     "train-images-idx3-ubyte",
     "train-labels-idx1-ubyte",

@@ -1,4 +1,4 @@
-"""Image files in one folder per class (ImageNet, or one's own), and their crops."""
+"""Image files in one folder per class (ImageNet, or your own), and their crops."""
 
 import math
 import os
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from selectconv.data.image_set import DatasetInfo
-from selectconv.data.read.jpeg import import_pillow, open_image
+from selectconv.data.read.image_file import import_pillow, open_image
 from selectconv.errors import DataError
 
 FILES = ("train", "val")
@@ -113,7 +113,7 @@ def list_test(folder: Path, classes: tuple[str, ...], shape: tuple[int, int, int
 
 
 def list_classes(folder: Path) -> tuple[str, ...]:
-    """Return the sorted names of the class folders; hidden folders are none.
+    """Return the sorted names of the class folders; hidden folders do not count.
 
     Raises:
         DataError: the folder cannot be read.

@@ -1,4 +1,4 @@
-"""One's own images: `imagefolder:DIR` with `train/` and `test/`, one folder per class in each."""
+"""Your images: `imagefolder:DIR` with `train/` and `test/`, one folder per class in each."""
 
 import os
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from torch import Tensor
 from selectconv.checks import check_count
 from selectconv.data.image_set import DatasetInfo, ImageSet
 from selectconv.data.progress import progress_bar
+from selectconv.data.read.image_file import look_at, open_image
 from selectconv.data.read.image_folder import (
     ImageFolder,
     centre_crop,
@@ -19,7 +20,6 @@ from selectconv.data.read.image_folder import (
     list_images,
     list_test,
 )
-from selectconv.data.read.jpeg import look_at, open_image
 from selectconv.errors import DataError, UsageError
 
 PREFIX = "imagefolder:"
@@ -35,7 +35,7 @@ _STATISTICS = {
 
 
 def own_folder(name: str, root: Path | str | None = None) -> Path | None:
-    """Return the folder that `imagefolder:DIR` names; None for another name.
+    """Return the folder that `imagefolder:DIR` names; None for other names.
 
     Args:
         name: of a data set.
@@ -135,7 +135,7 @@ def _list_test(
 
 
 def _decode(folder: ImageFolder, advance: Callable[[int], None]) -> ImageSet:
-    """Decode all images of a folder: the shorter side to its size, and the middle."""
+    """Decode all images of a folder: resize the shorter side, and crop the middle."""
 
     def decode(index: int) -> Tensor | DataError:
         try:

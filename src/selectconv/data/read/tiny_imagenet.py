@@ -13,9 +13,9 @@ from torch import Tensor
 
 from selectconv.data.image_set import DatasetInfo, ImageSet, check_labels
 from selectconv.data.progress import progress_bar
-from selectconv.data.read.jpeg import open_image
+from selectconv.data.read.image_file import open_image
 from selectconv.errors import DataError
-from selectconv.files import replacing
+from selectconv.files import cache_folder, replacing
 
 FILES = ("wnids.txt", "train", "val/val_annotations.txt", "val/images")
 DECODED = "decoded.selectconv.safetensors"
@@ -26,12 +26,12 @@ _log = logging.getLogger(__name__)
 Listing = list[tuple[Path, int]]
 
 
-def read_tiny_imagenet(folder: Path, info: DatasetInfo, cache: Path) -> tuple[ImageSet, ImageSet]:
+def read_tiny_imagenet(folder: Path, info: DatasetInfo) -> tuple[ImageSet, ImageSet]:
     """Return training and validation images from a `tiny-imagenet-200` folder.
 
     A label is the line of its class in `wnids.txt`. Training images come class by class, validation
     images in the order of `val_annotations.txt`, which says what they show. The decoded images are
-    kept beside the originals, or in `cache` where that folder cannot be written.
+    kept beside the originals, or in the cache where that folder cannot be written.
 
     Raises:
         DataError: a file is missing or not what it should be.
@@ -40,7 +40,7 @@ def read_tiny_imagenet(folder: Path, info: DatasetInfo, cache: Path) -> tuple[Im
     train = _list_train(folder / "train", classes, info.num_train)
     test = _list_val(folder / "val", classes, info.num_test)
     key = _fingerprint(folder, train + test)
-    places = [folder / DECODED, cache / f"tiny-imagenet-{key[:16]}.safetensors"]
+    places = [folder / DECODED, cache_folder() / f"tiny-imagenet-{key[:16]}.safetensors"]
     for place in places:
         kept = _load(place, key, info, (len(train), len(test)))
         if kept is not None:

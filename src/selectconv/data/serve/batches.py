@@ -1,5 +1,6 @@
 """Which images go into which batch of which process, and where an epoch's randomness comes from."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -25,7 +26,6 @@ class BatchPlan:
         batch_size: images of a rank's batch.
         rank: this process.
         world_size: number of processes.
-        drop_last: leave out a last batch that is not full.
         in_step: leave out a last batch with fewer images than ranks, so that every rank takes the
             same number of steps (training). Otherwise ranks without a share skip it (test).
 
@@ -38,7 +38,6 @@ class BatchPlan:
     batch_size: int
     rank: int = 0
     world_size: int = 1
-    drop_last: bool = False
     in_step: bool = True
 
     def __post_init__(self) -> None:
@@ -56,9 +55,8 @@ class BatchPlan:
 
     def __len__(self) -> int:
         full, rest = divmod(self.num_images, self.batch_size * self.world_size)
-        shared = 0 if self.drop_last else rest
         enough = self.world_size if self.in_step else self.rank + 1
-        return full + (shared >= enough)
+        return full + (rest >= enough)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """Yield, for each of this rank's batches, the first position and the one past the last."""
@@ -93,3 +91,59 @@ def draw_epoch(size: int, *, seed: int, epoch: int, padding: int, flip: bool) ->
     top, left = torch.randint(2 * padding + 1, (2, size), generator=generator)
     mirrored = torch.randint(2, (size,), generator=generator) == 1
     return order, top, left, mirrored if flip else torch.zeros_like(mirrored)
+
+
+class Loader(ABC):
+    """What a training loop needs: this rank's batches of each epoch.
+
+    Args:
+        num_images: images of an epoch, over all ranks.
+        batch_size: images of this process's batch.
+        train: shuffle and augment.
+        device: where the batches appear.
+        seed: of order and augmentation.
+        rank: this process.
+        world_size: number of processes.
+        channels_last: memory format of the batches.
+
+    Raises:
+        TypeError, ValueError: an argument that is not accepted.
+    """
+
+    def __init__(
+        self,
+        num_images: int,
+        batch_size: int,
+        *,
+        train: bool,
+        device: torch.device | str,
+        seed: int,
+        rank: int,
+        world_size: int,
+        channels_last: bool,
+    ):
+        self._plan = BatchPlan(num_images, batch_size, rank, world_size, in_step=train)
+        epoch_generator(seed, 0)  # refuses a wrong seed now rather than in the first epoch
+        self._train, self._seed = train, seed
+        self._device = torch.device(device)
+        self._format = torch.channels_last if channels_last else torch.contiguous_format
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return len(self._plan)
+
+    @property
+    def num_images(self) -> int:
+        """Images of an epoch, over all ranks."""
+        return self._plan.num_images
+
+    @abstractmethod
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        """Yield this rank's batches of an epoch.
+
+        Args:
+            epoch: 0-based; without effect at test time.
+
+        Yields:
+            Images, float32 (B, C, H, W), normalised, and labels, int64 (B,).
+        """

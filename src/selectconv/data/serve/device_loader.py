@@ -7,12 +7,12 @@ from torch import Tensor
 
 from selectconv.core.threads import one_thread
 from selectconv.data.image_set import DatasetInfo, ImageSet
-from selectconv.data.serve.batches import Batch, BatchPlan, draw_epoch, epoch_generator
+from selectconv.data.serve.batches import Batch, Loader, draw_epoch
 
 _KEPT_BYTES = 24 << 20
 
 
-class DeviceLoader:
+class DeviceLoader(Loader):
     """Batches of an `ImageSet` that lives as uint8 on the device.
 
     In training each image is shifted by up to `info.padding` pixels (a random crop of the image
@@ -32,7 +32,6 @@ class DeviceLoader:
         seed: of order and augmentation.
         rank: this process.
         world_size: number of processes.
-        drop_last: leave out a last batch that is not full.
         channels_last: memory format of the batches.
 
     Raises:
@@ -57,7 +56,6 @@ class DeviceLoader:
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        drop_last: bool = False,
         channels_last: bool = False,
     ):
         if tuple(images.images.shape[1:]) != info.shape:
@@ -65,11 +63,17 @@ class DeviceLoader:
                 f"`images` must have shape (N, {', '.join(map(str, info.shape))}), got "
                 f"{tuple(images.images.shape)}."
             )
-        self._plan = BatchPlan(len(images), batch_size, rank, world_size, drop_last, in_step=train)
-        epoch_generator(seed, 0)  # refuses a wrong seed now rather than in the first epoch
-        self._info, self._seed, self._train = info, seed, train
-        self._device = torch.device(device)
-        self._format = torch.channels_last if channels_last else torch.contiguous_format
+        super().__init__(
+            len(images),
+            batch_size,
+            train=train,
+            device=device,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            channels_last=channels_last,
+        )
+        self._info = info
         self._labels = images.labels.to(self._device)
         std = torch.tensor(info.std, dtype=torch.float64)
         mean = torch.tensor(info.mean, dtype=torch.float64)
@@ -85,24 +89,8 @@ class DeviceLoader:
         else:
             self._images = images.images.to(self._device)
 
-    def __len__(self) -> int:
-        """Batches of an epoch."""
-        return len(self._plan)
-
-    @property
-    def num_images(self) -> int:
-        """Images of an epoch, over all ranks, a dropped last batch included."""
-        return self._plan.num_images
-
     def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Yield this rank's batches of an epoch.
-
-        Args:
-            epoch: 0-based; without effect at test time.
-
-        Yields:
-            Images, float32 (B, C, H, W), normalised, and labels, int64 (B,).
-        """
+        """Yield this rank's batches of an epoch."""
         return self._train_epoch(epoch) if self._train else self._test_epoch()
 
     def _test_epoch(self) -> Iterator[Batch]:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from selectconv.checks import check_count
 from selectconv.data.image_set import DatasetInfo
 from selectconv.data.read.image_folder import ImageFolder, Key
-from selectconv.data.serve.batches import Batch, BatchPlan, epoch_generator
+from selectconv.data.serve.batches import Batch, BatchPlan, Loader, epoch_generator
 from selectconv.errors import DataError
 
 
@@ -61,7 +61,7 @@ def _collate(samples: list[tuple[Tensor, int] | str]) -> Batch | str:
     return torch.stack(images), torch.tensor(labels)
 
 
-class FolderLoader:
+class FolderLoader(Loader):
     """Batches of an `ImageFolder`, decoded by worker processes, normalised on the device.
 
     Order and augmentation depend on `seed` and the epoch only, as in `DeviceLoader`, and not on the
@@ -76,7 +76,6 @@ class FolderLoader:
         seed: of order and augmentation.
         rank: this process.
         world_size: number of processes.
-        drop_last: leave out a last batch that is not full.
         channels_last: memory format of the batches.
         workers: number of processes that decode; 0: this process does it. None: one per core, at
             most 8.
@@ -96,17 +95,22 @@ class FolderLoader:
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        drop_last: bool = False,
         channels_last: bool = False,
         workers: int | None = None,
     ):
         if workers is None:
             workers = min(8, os.cpu_count() or 1)
         check_count("workers", workers, 0)
-        self._plan = BatchPlan(len(images), batch_size, rank, world_size, drop_last, in_step=train)
-        epoch_generator(seed, 0)  # refuses a wrong seed now rather than in the first epoch
-        self._device = torch.device(device)
-        self._format = torch.channels_last if channels_last else torch.contiguous_format
+        super().__init__(
+            len(images),
+            batch_size,
+            train=train,
+            device=device,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            channels_last=channels_last,
+        )
         self._mean = torch.tensor(info.mean, device=self._device).view(-1, 1, 1) * 255
         self._std = torch.tensor(info.std, device=self._device).view(-1, 1, 1) * 255
         self._keys = _Keys(self._plan, train, seed)
@@ -120,23 +124,8 @@ class FolderLoader:
             generator=torch.Generator(),
         )
 
-    def __len__(self) -> int:
-        """Batches of an epoch."""
-        return len(self._plan)
-
-    @property
-    def num_images(self) -> int:
-        """Images of an epoch, over all ranks, a dropped last batch included."""
-        return self._plan.num_images
-
     def epoch(self, epoch: int) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch.
-
-        Args:
-            epoch: 0-based; without effect at test time.
-
-        Yields:
-            Images, float32 (B, C, H, W), normalised, and labels, int64 (B,).
 
         Raises:
             DataError: an image cannot be decoded.

@@ -1,29 +1,14 @@
-"""One interface to the batches of every data set."""
+"""The loader of any data set, whether it is in memory or a folder of files."""
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from selectconv.data.image_set import DatasetInfo, ImageSet
 from selectconv.data.read.image_folder import ImageFolder
-from selectconv.data.serve.batches import Batch
+from selectconv.data.serve.batches import Loader
 from selectconv.data.serve.device_loader import DeviceLoader
 from selectconv.data.serve.folder_loader import FolderLoader
-
-
-class Loader(Protocol):
-    """What a training loop needs: `DeviceLoader` and `FolderLoader` both are one."""
-
-    def __len__(self) -> int:
-        """Batches of an epoch."""
-
-    @property
-    def num_images(self) -> int:
-        """Images of an epoch, over all ranks."""
-
-    def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Yield this rank's batches of an epoch."""
 
 
 def make_loader(
@@ -36,7 +21,6 @@ def make_loader(
     seed: int = 0,
     rank: int = 0,
     world_size: int = 1,
-    drop_last: bool = False,
     channels_last: bool = False,
     workers: int | None = None,
 ) -> Loader:
@@ -51,7 +35,6 @@ def make_loader(
         "seed": seed,
         "rank": rank,
         "world_size": world_size,
-        "drop_last": drop_last,
         "channels_last": channels_last,
     }
     if isinstance(images, ImageFolder):

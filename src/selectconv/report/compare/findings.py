@@ -1,18 +1,18 @@
 """What a comparison shows, in sentences: made from the runs, never written by hand."""
 
 import math
+from collections.abc import Mapping
 
-from selectconv.report.compare.answers import Answer, Question, answer
-from selectconv.report.compare.groups import PAPERS_PLACEMENT, Group, Row
+from selectconv.report.compare.answers import Answer, Question
+from selectconv.report.compare.groups import PAPERS_PLACEMENT, Group, Row, RowKey
 from selectconv.report.compare.statistics import LEVEL, Comparison, compare, show_p
 
 
-def state_findings(group: Group) -> list[str]:
+def state_findings(group: Group, answers: Mapping[RowKey, Answer]) -> list[str]:
     """State what was found: first questions, second ones, placements, and one not asked before."""
     baselines = group.baselines
     if not baselines:
         return ["There is no finished run of the baseline: nothing can be compared."]
-    answers = answer(group)
     rows = sorted(
         (row for row in group.rows.values() if not group.is_baseline(row)),
         key=lambda row: (

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from selectconv.report.compare.statistics import summarize
@@ -21,27 +21,45 @@ _SELECTION = (*setting_names("selection"), "realloc")
 
 @dataclass(frozen=True, order=True)
 class GroupKey:
-    """What the runs of a comparison share, as text that tells groups apart."""
+    """What the runs of a comparison share.
+
+    Attributes:
+        model: the network.
+        data: the data set.
+        text: the other settings as JSON, which tells groups apart and puts them in order.
+        settings: the same by name.
+    """
 
     model: str
     data: str
-    rest: str
+    text: str
+    settings: Mapping[str, Any] = field(compare=False)
 
 
 @dataclass(frozen=True, order=True)
 class RowKey:
-    """A method with its way of selecting channels and its learning rate and weight decay."""
+    """A method with its way of selecting channels and its learning rate and weight decay.
+
+    Attributes:
+        rank: its place among the rows.
+        method: what users type.
+        placement: where channels are selected.
+        text: the settings below as JSON, which tells rows apart and puts them in order.
+        selection: the settings about selection, by name.
+        tuning: learning rate and weight decay, by name.
+    """
 
     rank: int
     method: str
     placement: str
-    selection: str
-    tuning: str
+    text: str
+    selection: Mapping[str, Any] = field(compare=False)
+    tuning: Mapping[str, Any] = field(compare=False)
 
     @property
     def growth(self) -> str:
         """The rule that chooses what re-opened slots read."""
-        return json.loads(self.selection).get("growth") or PAPERS_GROWTH
+        return self.selection.get("growth") or PAPERS_GROWTH
 
     @property
     def name(self) -> str:
@@ -68,15 +86,11 @@ def keys_of(config: Mapping[str, Any]) -> tuple[GroupKey, RowKey]:
     rank = 3 * (len(METHODS) if method is None else method.rank)
     growth = selection.get("growth") or PAPERS_GROWTH
     rank += (placement != PAPERS_PLACEMENT) + (growth != PAPERS_GROWTH)  # after the paper's
+    rest, selection = dict(sorted(rest.items())), dict(sorted(selection.items()))
+    text = json.dumps([selection, tuning])
     return (
-        GroupKey(config["model"], config["data"], json.dumps(rest, sort_keys=True)),
-        RowKey(
-            rank,
-            config["method"],
-            placement,
-            json.dumps(selection, sort_keys=True),
-            json.dumps(tuning),
-        ),
+        GroupKey(config["model"], config["data"], json.dumps(rest, sort_keys=True), rest),
+        RowKey(rank, config["method"], placement, text, selection, tuning),
     )
 
 
@@ -102,13 +116,13 @@ class Row:
     @property
     def name(self) -> str:
         """Its method, and the settings that tell it from other rows."""
-        values = {**json.loads(self.key.selection), **json.loads(self.key.tuning)}
+        values = {**self.key.selection, **self.key.tuning}
         words = [f"{name} {values[name]}" for name in self.told]
         return f"{self.key.name} ({', '.join(words)})" if words else self.key.name
 
     @property
     def short_name(self) -> str:
-        """The same for the axis of a figure."""
+        """A shorter name, for the axis of a figure."""
         return self.name.replace(" (select)", "")
 
     def measured(self, measure: str) -> dict[int, float]:
@@ -238,9 +252,9 @@ def group_runs(
     return ordered
 
 
-def _differing(settings: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the settings, each given as JSON, that are not the same in all."""
-    first, *others = map(json.loads, settings)
+def _differing(settings: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the names of the settings that are not the same in all."""
+    first, *others = settings
     return tuple(name for name in first if any(one[name] != first[name] for one in others))
 
 
@@ -271,7 +285,6 @@ def _tell_apart(groups: Iterable[Group]) -> None:
     for group in groups:
         same.setdefault(group.title, []).append(group)
     for alike in same.values():
-        rests = [json.loads(group.key.rest) for group in alike]
-        apart = tuple(name for name in rests[0] if any(r[name] != rests[0][name] for r in rests))
+        apart = _differing(group.key.settings for group in alike)
         for group in alike:
             group.apart = apart

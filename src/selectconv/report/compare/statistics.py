@@ -5,7 +5,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-Question = TypeVar("Question", bound=Hashable)
+Key = TypeVar("Key", bound=Hashable)
 
 LEVEL = 0.05
 
@@ -112,14 +112,14 @@ def equivalence_p(
     return float(stats.t.sf(nearer / error, differences.n - 1))
 
 
-def correct_holm(p_values: Mapping[Question, float]) -> dict[Question, float]:
+def correct_holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
     """Adjust the p-values of several questions by Holm's method; NaN counts, and stays.
 
     Example:
         >>> correct_holm({"a": 0.01, "b": 0.04, "c": 0.03})
         {'a': 0.03, 'b': 0.06, 'c': 0.06}
     """
-    adjusted: dict[Question, float] = {}
+    adjusted: dict[Key, float] = {}
     largest = 0.0
     ordered = sorted(p_values, key=lambda name: (math.isnan(p_values[name]), p_values[name]))
     for rank, name in enumerate(ordered):

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -112,7 +111,7 @@ def build_table(
         paper = quoted.get(key.method, {})
         rows.append(
             (
-                _method_name(row),
+                row.name + _selection_words(row),
                 str(len(row.runs)),
                 *_sizes(row, has_condensenet_count=table == _CONDENSENET_COUNT),
                 *_held_out_loss(row, answers.get(key)),
@@ -128,7 +127,7 @@ def build_table(
             )
         )
     caption = _write_caption(group, answers, scale, test)
-    return ResultTable(group.title, caption, rows, state_findings(group))
+    return ResultTable(group.title, caption, rows, state_findings(group, answers))
 
 
 def _write_caption(group: Group, answers: Mapping[RowKey, Answer], scale: str, test: str) -> str:
@@ -162,12 +161,8 @@ def _write_caption(group: Group, answers: Mapping[RowKey, Answer], scale: str, t
     return " ".join(words)
 
 
-def _method_name(row: Row) -> str:
-    return row.name + _selection_words(row)
-
-
 def _selection_words(row: Row) -> str:
-    selection: Mapping[str, Any] = json.loads(row.key.selection)
+    selection = row.key.selection
     budget = [name for name in ("target_macs", "target_params") if selection.get(name)]
     names = [name for name in (*(budget or ["gamma"]), "grace") if name not in row.told]
     words = [f"{name} {_short(selection[name])}" for name in names if selection.get(name)]

@@ -7,7 +7,7 @@ from selectconv.core.models import selective_layers
 from selectconv.report.figures.plots import COLOURS, GRID, INK, Figure, drawing, to_svg
 from selectconv.report.html import render
 from selectconv.report.runs.collect import Run
-from selectconv.report.runs.replay import CLOSED, MOVED, LayerHistory, replay
+from selectconv.report.runs.replay import LayerHistory, replay
 
 
 def draw_map(run: Run, name: str) -> Figure:
@@ -106,12 +106,6 @@ def draw_shifts(run: Run, model: nn.Module, name: str) -> Figure:
         "block's maps; lines: whole pixels.",
         body,
     )
-
-
-def count_states(run: Run) -> tuple[int, int]:
-    """Count the slots that are closed and moved at the end."""
-    states = [state for layer in replay(run) for state in layer.states[-1]]
-    return states.count(CLOSED), states.count(MOVED)
 
 
 def short_name(layer: str) -> str:

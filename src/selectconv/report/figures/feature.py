@@ -28,7 +28,8 @@ def draw_pair(run: Run, trained: Trained, name: str) -> Figure:
     maps = watch_inputs(trained.model, layer.name, images)
     source = layer.source[slot]
     with drawing() as plt:
-        figure, axes = plt.subplots(3, len(images), figsize=(1.35 * len(images), 4.2))
+        size = (1.35 * len(images), 4.2)
+        figure, axes = plt.subplots(3, len(images), figsize=size, squeeze=False)
         for column in range(len(images)):
             _show(axes[0][column], _picture(trained.pictures[column]))
             _show(axes[1][column], maps[column, slot], frame=_RED)
@@ -77,9 +78,8 @@ def draw_top(run: Run, trained: Trained, name: str) -> Figure:
     images = trained.images[:_NUM_IMAGES]
     maps = watch_inputs(trained.model, block[-1].name, images)
     with drawing() as plt:
-        figure, axes = plt.subplots(
-            len(images), 1 + len(columns), figsize=(0.85 * (1 + len(columns)), 0.95 * len(images))
-        )
+        size = (0.85 * (1 + len(columns)), 0.95 * len(images))
+        figure, axes = plt.subplots(len(images), 1 + len(columns), figsize=size, squeeze=False)
         for row in range(len(images)):
             _show(axes[row][0], _picture(trained.pictures[row]))
             for column, (channel, colour) in enumerate(columns, start=1):

@@ -13,11 +13,11 @@ from selectconv.train.run_folder import GAINS
 
 
 def draw_gains(run: Run, name: str) -> Figure | None:
-    """Draw the gains of the layer that re-opened most at the last step; None: there are none."""
+    """Draw the gains of the layer that re-opened most at the last step; None without gains."""
     path = run.path / GAINS
     if not path.exists():
         return None
-    content: dict[str, Any] = json.loads(path.read_text())
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     layer_name = max(content["layers"], key=lambda own: len(content["layers"][own]["opened"]))
     layer = content["layers"][layer_name]
     gains = np.asarray(layer["gains"]).max(axis=0)  # of a grouped conv: the best of its groups

@@ -30,7 +30,7 @@ class Figure:
 
     Attributes:
         title: a few words.
-        caption: what is seen, which figure of the paper it is, and how many runs are behind it.
+        caption: what is seen, which figure of the paper it is, and how many runs it shows.
         body: HTML or SVG; empty where it could not be drawn.
         problem: why it could not be drawn.
     """

@@ -182,8 +182,8 @@ def read_run(path: Path) -> Run:
         )
     for epoch, row in enumerate(metrics):
         _check_metrics(row, epoch)
-    is_logged = bool(folder.read(ALLOCATION))  # refused if it was damaged
-    allocation = read_log(folder / ALLOCATION, epochs=config.epochs) if is_logged else []
+    log = folder.check(ALLOCATION)
+    allocation = read_log(log, epochs=config.epochs) if log.exists() else []
     holdout = _read_holdout(folder) if config.holdout else None
     return Run(path, config, metrics, allocation, environment, holdout)
 
@@ -209,7 +209,7 @@ def _check_numbers(row: Mapping[str, Any], names: Iterable[str], where: str) -> 
 
 def _read_holdout(folder: RunFolder) -> dict[str, Any]:
     try:
-        content = json.loads((folder / HOLDOUT).read_text())
+        content = json.loads((folder / HOLDOUT).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"it has no {HOLDOUT}, which its settings ask for.") from None
     except (OSError, ValueError) as error:
@@ -222,7 +222,7 @@ def _read_holdout(folder: RunFolder) -> dict[str, Any]:
 
 def _read_environment(folder: RunFolder) -> dict[str, Any]:
     try:
-        content = json.loads((folder / ENVIRONMENT).read_text())
+        content = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

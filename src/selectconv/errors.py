@@ -17,7 +17,7 @@ class AllocationError(SelectConvError, ValueError):
 
 
 class MeanSourceError(SelectConvError, RuntimeError):
-    """A layer cannot tell the mean of its input: it has no source, or one that saw nothing yet."""
+    """A layer does not know the mean of its input: no mean source, or one without data."""
 
 
 class CompressionError(SelectConvError, ValueError):

@@ -677,7 +677,9 @@ def test_frozen_weights_are_closed_but_never_reopened():
 def test_an_optimizer_without_decay_is_noticed(mode):
     model = conv_net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.warns(sc.SelectConvWarning, match="weight decay of 0: slots fade by decay"):
+    with pytest.warns(
+        sc.SelectConvWarning, match="weight decay of 0: weight decay makes slots fade"
+    ):
         allocator_for(model, optimizer, mode=mode)
 
 

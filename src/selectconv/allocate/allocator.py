@@ -65,9 +65,9 @@ class ChannelAllocator:
         example_input: as for `sc.count`; needed with a target, and for costs in `preview`.
         followers: copies of the model, such as an EMA of its weights, that get the same plan.
         growth: what re-opened slots read: "importance" (the paper: one of the top K channels, at a
-            random shift), or "gradient": the channel and offset for which the loss asks most. That
-            is gathered in ordinary training steps of this process, of which about thirty per
-            epoch are watched; a compiled model is not watched.
+            random shift), or "gradient": the channel and offset that would lower the loss most, by
+            gradients that are gathered in about thirty ordinary training steps per epoch of this
+            process; a compiled model cannot be watched.
 
     Raises:
         TypeError, ValueError: an argument that is not accepted, or a target that cannot be reached.
@@ -127,8 +127,8 @@ class ChannelAllocator:
         self._replicas = Replicas(self.model, optimizer, followers)
         if optimizer is not None and self._closes and not decays(optimizer, self.layers):
             warnings.warn(
-                "`optimizer` has a weight decay of 0: slots fade by decay, and without it little "
-                "is ever de-allocated. Give the optimizer a weight_decay, such as 1e-4.",
+                "`optimizer` has a weight decay of 0: weight decay makes slots fade; without it "
+                "few are ever de-allocated. Give the optimizer a weight_decay, such as 1e-4.",
                 SelectConvWarning,
                 stacklevel=2,
             )

@@ -187,7 +187,7 @@ class Budget:
         if abs(reached - self.target) > TOLERANCE * self.target:
             warn(
                 f"`{self.name}` {self.fraction:g} was not met: {reached / self.dense:.3f} of the "
-                "dense model's is the closest that closing whole slots comes to it now."
+                "dense model is as close as closing whole slots comes."
             )
         closed = queue.first(counts)
         return AllocationPlan(

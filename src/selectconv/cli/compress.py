@@ -23,7 +23,9 @@ def add_arguments(parser: Parser) -> None:
         default=None,
         help="file to write (default: DIR/compressed.safetensors)",
     )
-    parser.add_argument("--best", action="store_true", help="the epoch of the lowest test error")
+    parser.add_argument(
+        "--best", action="store_true", help="use the weights of the lowest test error"
+    )
     parser.add_argument(
         "--round-to",
         type=Any,

@@ -12,7 +12,9 @@ from selectconv.errors import UsageError
 def add_arguments(parser: Parser) -> None:
     """Add the verb's options."""
     parser.add_argument("dir", type=str, help="folder of the run")
-    parser.add_argument("--best", action="store_true", help="the epoch of the lowest test error")
+    parser.add_argument(
+        "--best", action="store_true", help="use the weights of the lowest test error"
+    )
     parser.add_argument(
         "--holdout", action="store_true", help="test on every image that was not trained on"
     )

@@ -15,7 +15,9 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--out", type=str | None, default=None, help="file to write (default: DIR/model.onnx)"
     )
-    parser.add_argument("--best", action="store_true", help="the epoch of the lowest test error")
+    parser.add_argument(
+        "--best", action="store_true", help="use the weights of the lowest test error"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON line")
 
 

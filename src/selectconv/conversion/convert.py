@@ -42,12 +42,12 @@ def convert(
 ) -> nn.Module:
     """Swap a model's eligible convs for selective ones, in place; its outputs stay as they are.
 
-    Eligible is what is exactly a torch Conv1d, Conv2d or Conv3d with a weight of its own, has at
-    least `min_channels` inputs, is reached by the forward, is not depthwise, is not seen to work on
-    1x1 maps only, and is not fed with raw input. E[X] comes from the closed form where the model's
-    graph shows batch norm -> activation -> conv, also through concatenation, dropout, average
-    pooling, upsampling, zero-padded, split and shuffled channels; everywhere else it is observed in
-    training. `sc.describe(model)` lists the outcome.
+    A conv is eligible if it is exactly a torch Conv1d, Conv2d or Conv3d with a weight of its own,
+    has at least `min_channels` inputs, is reached by the forward, is not depthwise, is not seen to
+    work on 1x1 maps only, and does not read raw input. E[X] comes from the closed form where the
+    model's graph shows batch norm -> activation -> conv, also through concatenation, dropout,
+    average pooling, upsampling, zero-padded, split and shuffled channels; everywhere else it is
+    observed in training. `sc.describe(model)` lists the outcome.
 
     Args:
         model: any model. Hooks, training flag, device and dtype are kept. What `torch.compile`

@@ -83,7 +83,7 @@ def find_conv_inputs(model: nn.Module, calls: Mapping[int, int] | None = None) -
     parts = list(model.children())
     while parts:
         part = parts.pop()
-        # A part whose modules are called from outside is not what its own forward shows.
+        # If other code calls a part's modules, tracing its own forward would mislead.
         shown = _trace_whole(part) if calls.get(id(part)) else ConvInputs(failure="not called")
         if shown.failure is not None:
             parts.extend(part.children())

@@ -11,9 +11,8 @@ from selectconv.core.mean_source import ObservedMean
 def convolve_norm_relu(layer: SelectConvNd, x: Tensor, norm: nn.Module) -> Tensor | None:
     """Compute `layer(relu(norm(x)))` with norm, ReLU and SelectChannel in one kernel.
 
-    Closed slots are computed nowhere. Returns None, and changes nothing, where that kernel
-    cannot run; and for a fresh layer, where it would save a little: that one computes exactly,
-    to the last bit, what plain modules compute.
+    Closed slots are skipped. Returns None, and changes nothing, where that kernel cannot run; and
+    for a fresh layer, which must match plain modules to the last bit.
     """
     if not (
         isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)

@@ -1,4 +1,4 @@
-"""What training tells about slots that do not exist yet, gathered inside ordinary training steps.
+"""The gradients that slots would get if they existed, gathered in ordinary training steps.
 
 A re-opened slot has weights of zero, so the gradient that they would get is known before the slot
 exists. For an output's gradient G and a copy of channel c at offset r, a 1x1 conv's is
@@ -6,8 +6,8 @@ exists. For an output's gradient G and a copy of channel c at offset r, a 1x1 co
     a[o, c, r] = sum over images and pixels y of G[o, y] * X[c, y + r]
 
 and a larger kernel's has one such sum for each of its positions. Some forward passes are watched;
-their backward passes add to the sums, from some of their images and pixels. What is computed in
-training does not change by it.
+their backward passes add to the sums, from some of their images and pixels. Watching does
+not change what training computes.
 
 Dimensions, in shapes and einsums:
 
@@ -54,7 +54,7 @@ class Schedule:
         phase: layers with different phases are watched in different passes.
         every: one pass in `every` is watched.
         forwards: the passes since `restart`.
-        is_over: no pass is watched any more.
+        is_over: watching has ended.
     """
 
     phase: int = 0
@@ -81,7 +81,7 @@ class _Sample(NamedTuple):
         pixels: (p,), the numbers of the drawn pixels.
         candidates: (N, t, p, F * c), what candidates would read there.
         slots: the slots that read anything but their own channel.
-        moved: (N, t, p, slots), what these read; None: there are none.
+        moved: (N, t, p, slots), what these read; None without any.
         mean, covariance: of the channels, summed over `images`; None: enough are known.
         images: how many.
     """
@@ -142,10 +142,10 @@ class GradientStatistics:
         self.sums = {}
 
     def see(self, read: Callable[[], Tensor], out: Tensor) -> None:
-        """Take note of a forward pass in training; if it is due, watch its backward pass.
+        """Count a forward pass in training; if its turn has come, watch its backward pass.
 
         Args:
-            read: returns the layer's input (N, c, ...); called if the pass is due.
+            read: returns the layer's input (N, c, ...); called only for a pass that is watched.
             out: the layer's output.
         """
         if self.schedule.is_due() and out.requires_grad:

@@ -1,4 +1,4 @@
-"""Beyond the paper: re-opened slots read the channels and offsets for which the loss asks most.
+"""Beyond the paper: re-opened slots read the channels and offsets that lower the loss most.
 
 From the sums of `gradients`, what the layer reads already is taken out, by orthogonal least squares
 among the slots phi that read the same channel, with R from the channel's autocovariance:

@@ -2,7 +2,7 @@
 
 `SelectConv(X; W) = Conv(SelectChannel(X); W)`. The allocation lives in four buffers and the `shift`
 parameter, and nowhere else, so loading, moving, copying or broadcasting them is all it takes to
-move an allocation. (What forward passes ask of them, `slot_summary`, is kept beside their bytes.)
+move an allocation. (Forward passes keep a summary of them, `slot_summary`.)
 """
 
 from collections.abc import Callable
@@ -138,7 +138,7 @@ class SelectConvNd(SlottedConvNd):
         if kernel is None or slots.is_fresh:
             return partial(self._convolve_masked, slots=slots)
         gathers, weight = self._gathers(slots), self.weight
-        # Single weights of channels last take longer to copy than few pixels to convolve.
+        # Copying columns of a channels-last weight takes longer than convolving a few pixels.
         if x.numel() < weight.numel() and not (gathers and weight.is_contiguous()):
             return partial(self._convolve_selected, slots=slots)
         if slots.rerouted or gathers:
@@ -234,7 +234,7 @@ class SelectConvNd(SlottedConvNd):
         if slots.kept is not None:
             weight = weight.index_select(1, slots.kept)
             shift = None if shift is None else shift.index_select(0, slots.kept)
-        elif slots.closed:  # groups that differ in size are no conv
+        elif slots.closed:  # a conv cannot have groups of different sizes
             weight = self._open_weight()
         if norm is None:
             x = kernels.cpu.reroute(x, slots.index, shift, slots.shifted)

@@ -1,4 +1,4 @@
-"""The selective layers of a model: found, counted, and taken out of what wraps the model."""
+"""Find and count a model's selective layers; unwrap models."""
 
 from typing import NamedTuple
 

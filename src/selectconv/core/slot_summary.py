@@ -1,4 +1,4 @@
-"""What forward passes ask of an allocation, read from its buffers and kept while they stay."""
+"""A summary of an allocation for forward passes, kept until the buffers change."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class SlotSummary:
-    """What a forward pass asks of gate, index and shifted: a function of their bytes alone.
+    """What forward passes need to know of gate, index and shifted, computed when these change.
 
     Attributes:
         content: the buffers' bytes.

@@ -19,7 +19,7 @@ def check_tensor(
         value: the tensor.
         shape: that it must have.
         kind: the dtype that it must have.
-        match: the argument that the shape follows from, which may be the wrong one of the two.
+        match: the argument that the shape follows from; the error names it, too.
     """
     if not isinstance(value, Tensor):
         raise TypeError(f"`{name}` must be a tensor, got {type(value).__name__}.")

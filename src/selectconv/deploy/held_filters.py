@@ -101,7 +101,7 @@ def _row(
 
 
 def _makers(flow: Dataflow, reader: fx.Node, need: Mask, *, opened: bool) -> dict[fx.Node, Mask]:
-    """Find whose filters a reader reads, through everything that works channel by channel.
+    """Find the convs whose filters reach a reader through channelwise operations.
 
     Args:
         flow: the traced model.

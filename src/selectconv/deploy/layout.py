@@ -152,7 +152,7 @@ def _channel_costs(flow: Dataflow, needed: dict[fx.Node, Mask]) -> dict[fx.Node,
 
 
 def is_channel_operand(flow: Dataflow, op: Operation, other: fx.Node) -> bool:
-    """Return whether an input of a channelwise operation has its channels, not one for all."""
+    """Return whether an input of a channelwise operation has a channel for each of its outputs."""
     shape = flow.operations[other].shape
     return len(shape) == len(op.shape) and shape[1] == op.shape[1]
 

@@ -214,7 +214,7 @@ def _stack(rows: list[Channels]) -> Channels:
 
 
 def conv_weight(part: Part) -> Tensor:
-    """Build the conv's weight for what a part reads; what it reads of no slot has weight zero."""
+    """Build the conv's weight for what a part reads; channels that no slot reads get zeros."""
     weight = part.conv.weight.detach().cpu()  # MPS has no float64
     width = part.conv.in_channels // part.conv.groups
     shape = (*part.filters.shape, part.sources.shape[1], *part.conv.kernel_size)

@@ -106,7 +106,7 @@ def _plan_close_look(run: Run, name: str) -> list[tuple[str, Callable[[], Figure
     plans: list[tuple[str, Callable[[], Figure | None]]] = [
         ("The slots of a layer", lambda: draw_history(run, f"{name}-history")),
         ("Where channels were de- and re-allocated", lambda: draw_map(run, f"{name}-map")),
-        ("What the loss asks for", lambda: draw_gains(run, f"{name}-gains")),
+        ("What would lower the loss", lambda: draw_gains(run, f"{name}-gains")),
     ]
     trained = load_trained(run, _NUM_IMAGES)
     if isinstance(trained, str):

@@ -15,7 +15,7 @@ _PATIENCE_S = 10  # for a run to end by itself
 
 
 def threads_of(jobs: int) -> int:
-    """Return how many threads each of some runs at a time gets: the cores are shared out."""
+    """Return the threads of each run when `jobs` runs share the cores."""
     return max(1, (os.cpu_count() or 1) // jobs)
 
 

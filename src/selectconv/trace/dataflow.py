@@ -88,7 +88,7 @@ def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
     """
     model = unwrap(model)
     if isinstance(model, _ConvNd | nn.Linear | _BatchNorm):
-        model = nn.Sequential(model)  # a graph needs someone to own its modules
+        model = nn.Sequential(model)  # a graph needs a parent module
     # Selective layers are the model's own: what is counted follows their slots.
     layers = selective_layers(model).values()
     if not all(layer.selects_input for layer in layers):

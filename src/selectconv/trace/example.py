@@ -8,7 +8,7 @@ import numpy as np
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-# What no model takes for its input.
+# Types that cannot be a model's input.
 _NO_TENSORS = (bool, int, float, complex, str, bytes, np.ndarray, np.generic)
 
 

@@ -133,7 +133,8 @@ def _drop_writes(root: fx.GraphModule) -> None:
         if any(order[user] > order[node] for other in others for user in other.users):
             raise CompressionError(
                 f"`{node.name}` writes in place into a part of a tensor that is read again; write "
-                "it out of place to compress the model. As it is, masked, it still works."
+                "it out of place to compress the model. Uncompressed, with masked slots, it still "
+                "works."
             )
         for user in [user for user in written.users if order[user] > order[node]]:
             user.replace_input_with(written, node)
@@ -167,7 +168,7 @@ def _make_functional(node: fx.Node) -> bool:
             return True
     raise CompressionError(
         f"`{node.name}` writes in place in a way that is not known; write it out of place to "
-        "compress the model. As it is, masked, it still works."
+        "compress the model. Uncompressed, with masked slots, it still works."
     )
 
 

@@ -89,7 +89,7 @@ def _read(path: Path, remedy: Callable[[], str] = lambda: "") -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can fail in any way inside the reader
-        # Not torch's own words, which advise to load whatever it is without a check.
+        # torch's own message suggests weights_only=False, so it is not repeated.
         kind = type(error).__name__
         raise RunError(
             f"the checkpoint {path} is damaged and cannot be read ({kind}). {remedy()}"

@@ -108,8 +108,8 @@ class TrainConfig:
         default="auto",
     )
     growth: str = setting(
-        "what re-opened slots read: importance (the paper's rule) or gradient (what the loss asks "
-        "for most)",
+        "what re-opened slots read: importance (the paper's rule) or gradient (what would "
+        "lower the loss most)",
         choice(growth_names),
         group="selection",
         default="importance",

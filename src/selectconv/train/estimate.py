@@ -64,7 +64,7 @@ def announce(config: TrainConfig, folder: Path, console: Console) -> None:
 
 
 def count_images(config: TrainConfig, info: DatasetInfo) -> float:
-    """Count the images of a run; a test image counts as the part of a training image it costs."""
+    """Count the images of a run; a test image counts as a fraction of a training image."""
     train = min(config.subset or info.num_train, info.num_train)
     tested = config.epochs * min(config.test_subset or info.num_test, info.num_test)
     if config.holdout:

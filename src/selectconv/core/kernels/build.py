@@ -1,7 +1,7 @@
 """Compile the C kernel once per machine, in about a second with any C compiler, and load it.
 
-The source is plain C without torch's headers, so a compiler takes a second for it, and the wheel
-stays pure. The library goes into the user's cache, named after the source and the instruction set.
+The source is plain C without torch's headers, so it compiles fast, and the wheel stays pure Python.
+The library goes into the user's cache, named after the source and the instruction set.
 """
 
 import ctypes

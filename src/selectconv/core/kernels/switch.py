@@ -31,7 +31,7 @@ def is_simple() -> bool:
 
 
 def is_watched() -> bool:
-    """Return whether something must see torch's single operations, which a kernel would hide.
+    """Return whether someone must see torch's individual operations, which a kernel would hide.
 
     Compilers, tracers, dispatch modes, functorch and forward-mode derivatives do.
     """

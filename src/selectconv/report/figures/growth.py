@@ -52,7 +52,7 @@ def draw_gains(run: Run, name: str) -> Figure | None:
         axes.set_ylabel("offset (pixels)")
         body = to_svg(figure, name)
     return Figure(
-        "What the loss asks for",
+        "What would lower the loss",
         f"{describe(run)}. Beyond the paper: {short_name(layer_name)} at epoch {content['epoch']}. "
         "One cell per channel and offset that a re-opened slot could read: magenta: it would lower "
         "the loss, given what the layer reads already; blue: even and odd images disagree; empty: "

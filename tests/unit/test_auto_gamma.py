@@ -89,6 +89,18 @@ def test_auto_and_a_target_exclude_each_other() -> None:
     assert all(layer.statistics is not None for layer in selective_layers(model).values())
 
 
+@pytest.mark.parametrize("last_epoch", [-1, 19])
+def test_on_demand_it_closes_as_much_as_the_first_step(last_epoch: int) -> None:
+    allocator = sc.ChannelAllocator(_model(), total_epochs=20, gamma="auto", mode="dealloc")
+    first = allocator._decision.gamma.first
+    wanted = sc.ChannelAllocator(_model(), total_epochs=20, gamma="auto", mode="dealloc").step(
+        first
+    )
+    allocator.last_epoch = last_epoch
+    assert wanted.deallocated
+    assert allocator.dealloc().deallocated == wanted.deallocated
+
+
 @pytest.mark.parametrize("gamma", ["Auto", "", 1.5, -0.1, float("nan")])
 def test_other_words_and_numbers_are_refused(gamma: object) -> None:
     with pytest.raises((TypeError, ValueError), match="`gamma` must be"):

@@ -212,7 +212,10 @@ class ChannelAllocator:
         return AllocationReport(epoch, plan)
 
     def dealloc(self) -> AllocationReport:
-        """De-allocate now, at any time, whatever the mode; raises as `step` does."""
+        """De-allocate now, at any time, whatever the mode; raises as `step` does.
+
+        With `gamma="auto"` it closes as large a share of the slots as the first step that acts.
+        """
         return AllocationReport(None, self._act(closes=True, reopens=False, epoch=self.last_epoch))
 
     def realloc(self) -> AllocationReport:

@@ -91,7 +91,8 @@ class Decision:
             )
         gammas: Mapping[str, Any] = dict.fromkeys(layers)
         if closes and isinstance(self.gamma, AutoGamma):
-            gammas = self.gamma.solve(layers, epoch, self.damage, protected)
+            when = epoch if is_scheduled else self.gamma.first  # on demand: as much as at first
+            gammas = self.gamma.solve(layers, when, self.damage, protected)
         elif closes:
             gammas = dict.fromkeys(layers, self.gamma)
         plans = {}

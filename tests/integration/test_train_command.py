@@ -73,7 +73,6 @@ def test_eval_repeats_the_last_epochs_error(finished, capsys):
     assert main(["eval", str(finished), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     last = run_folder.RunFolder(finished).read("metrics.jsonl")[-1]
-    # The line of metrics is from before the epoch's allocation, which ended with the first epoch.
     assert said["test_error"] == pytest.approx(last["test_error"])
     assert said["test_loss"] == pytest.approx(last["test_loss"], rel=1e-5)
     assert main(["eval", str(finished), "--best"]) == 0
@@ -372,6 +371,21 @@ def test_missing_data_leaves_nothing_that_blocks_the_next_try(tmp_path, capsys):
     for _ in range(2):
         assert main(arguments) == 1
         assert "No cifar10 in" in complaint(capsys)
+
+
+@pytest.mark.parametrize("best", [False, True])
+def test_the_error_of_a_run_is_that_of_its_weights(tmp_path, capsys, best):
+    out = tmp_path / "run"
+    # A step acts after the only epoch, and changes outputs: the batch is large for its gamma.
+    options = [*SMALL, "--epochs", "1", "--stop-at", "1", "--gamma", "0.5"]
+    assert main(["train", *options, "--out", str(out)]) == 0
+    (row,) = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    assert row["moved"] > 0
+    capsys.readouterr()
+    assert main(["eval", str(out), *["--best"] * best, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["test_error"] == pytest.approx(row["test_error"])
+    assert found["test_loss"] == pytest.approx(row["test_loss"], rel=1e-5)
 
 
 def test_what_fails_in_an_epoch_is_not_the_users_mistake(tmp_path, capsys, monkeypatch):

@@ -652,3 +652,59 @@ def test_a_model_that_cannot_be_traced_says_so_in_the_log(caplog):
     with caplog.at_level("INFO", logger="selectconv"):
         sc.convert(Untraceable())
     assert "cannot be traced" in caplog.text
+
+
+class Optional(nn.Module):
+    """A forward that decides by arguments that are not tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3)
+        self.norm, self.other = nn.BatchNorm2d(16), nn.BatchNorm2d(16)
+        self.head, self.wide = nn.Conv2d(16, 8, 1), nn.Conv2d(16, 64, 1)
+
+    def forward(self, x, mask=None, wide=False):
+        x = self.stem(x)
+        x = torch.relu(self.norm(x)) if mask is None else torch.relu(self.other(x) * mask)
+        return self.wide(x) if wide else self.head(x)
+
+
+def test_arguments_that_a_forward_decides_by_are_those_of_the_example():
+    x = torch.randn(2, 3, 8, 8)
+    mask = torch.rand(2, 16, 6, 6)
+    for example, norm in ((x, "norm"), ({"x": x, "mask": mask}, None), (None, "norm")):
+        model = sc.convert(Optional(), example)
+        source = model.head.mean_source
+        assert isinstance(source, sc.BatchNormMean) == (norm is not None)
+        if norm is not None:
+            assert source.bn is getattr(model, norm)
+    wide = sc.convert(Optional(), {"x": x, "wide": True})
+    assert isinstance(wide.wide, SelectConvNd)
+    assert not isinstance(wide.head, SelectConvNd)  # the example does not reach it
+
+
+def test_a_part_that_is_called_in_two_ways_shows_no_source():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = Optional()
+
+        def forward(self, x):
+            if x.sum() > 1e9:  # the model as a whole cannot be traced
+                x = x + 1
+            return self.part(x) + self.part(x, torch.ones(1))
+
+    model = sc.convert(Twice(), torch.randn(2, 3, 8, 8))
+    assert isinstance(model.part.head.mean_source, sc.ObservedMean)
+
+
+def test_counts_and_compresses_what_the_example_runs():
+    x = torch.randn(2, 3, 8, 8)
+    model = sc.convert(Optional(), x).eval()
+    model.head.close([1, 2])
+    assert sc.count(Optional(), x).macs == 2 * 36 * (3 * 16 * 9 + 16 * 8)
+    assert sc.count(Optional(), {"x": x, "wide": True}).macs == 2 * 36 * (3 * 16 * 9 + 16 * 64)
+    small = sc.compress(model, x)
+    torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-5)
+    with pytest.raises(TypeError, match="mask"):  # not traced for one: no silent other result
+        small(x, mask=torch.ones(1))

@@ -502,3 +502,27 @@ def test_nothing_selective_is_needed():
     small = assert_compresses_the_same(model, images()[0])
     assert not any(isinstance(module, SelectConvNd) for module in small.modules())
     assert any(node.target is operator.add for node in small.graph.nodes) is False
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("seed", range(3))
+def test_half_precision_is_compared_by_its_own_digits(dtype, seed):
+    torch.manual_seed(seed)
+    x = images(2)[0]
+    model = scramble(conv_net(), seed=seed)
+    small = sc.compress(model.to(dtype), x.to(dtype))
+    assert next(small.parameters()).dtype == dtype
+    with torch.no_grad():
+        want, got = model(x.to(dtype)).float(), small(x.to(dtype)).float()
+    assert (want - got).abs().max() < 0.1 * want.abs().max()
+
+
+def test_outputs_of_minus_infinity_are_equal():
+    x = images(2)[0]
+
+    def run(net, x):
+        return torch.cat([net.inner(x), torch.full_like(x[:, :1, 0, 0], -torch.inf)], 1)
+
+    model = scramble(Net(run, inner=conv_net()))
+    small = sc.compress(model, x)
+    assert torch.equal(small(x).isinf(), model(x).isinf())

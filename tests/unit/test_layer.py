@@ -1132,3 +1132,34 @@ def test_a_patched_forward_is_refused():
     conv.forward = lambda x: x
     with pytest.raises(TypeError, match="patched forward"):
         sc.SelectConv2d.from_conv(conv)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_gives_the_same_gradients(reentrant):
+    layer = sc.SelectConv2d(16, 8, 3, padding=1)
+    layer.mean_source = ObservedMean()
+    x = torch.randn(4, 16, 8, 8, requires_grad=True)
+    layer(x)
+    layer.close([1, 2])
+    assert len(layer.realloc()) == 2
+    inputs = [x, layer.weight, layer.shift]
+    wanted = torch.autograd.grad(layer(x).square().sum(), inputs)
+    torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=reentrant).square().sum().backward()
+    for tensor, grad in zip(inputs, wanted, strict=True):
+        torch.testing.assert_close(tensor.grad, grad)
+
+
+def test_a_layer_on_another_device_than_its_input_does_not_read_its_memory():
+    layer = sc.SelectConv2d(8, 4, 1, device="meta")
+    with pytest.raises(RuntimeError, match="expected device meta"):  # a kernel would crash
+        layer(torch.randn(1, 8, 4, 4))
+
+
+def test_a_plain_state_is_assigned_to_a_layer_without_memory():
+    plain = nn.Conv2d(8, 4, 1)
+    layer = sc.SelectConv2d(8, 4, 1, device="meta")
+    layer.load_state_dict(plain.state_dict(), assign=True)
+    x = torch.randn(2, 8, 4, 4)
+    assert torch.equal(layer(x), plain(x))
+    assert layer.gate.all()
+    assert layer.index.tolist() == list(range(8))

@@ -19,12 +19,12 @@ from selectconv.conversion.eligibility import (
     why_not,
     why_not_here,
 )
-from selectconv.conversion.input_mean import ConvInputs, find_conv_inputs
+from selectconv.conversion.input_mean import Calls, ConvInputs, find_conv_inputs
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.mean_source import MeanSource, ObservedMean
 from selectconv.core.models import selective_layers, unwrap_compiled
 from selectconv.errors import ConversionError
-from selectconv.trace.example import as_arguments, evaluating
+from selectconv.trace.example import as_arguments, evaluating, settled_arguments
 
 _log = logging.getLogger(__name__)
 
@@ -160,11 +160,11 @@ class _Run:
 
     Attributes:
         convs: the convs that it reached.
-        calls: how often each module was called.
+        calls: how each module was called.
     """
 
     convs: dict[int, Seen]
-    calls: dict[int, int]
+    calls: dict[int, Calls]
 
 
 def _watch(model: nn.Module, example_input: Any) -> _Run:
@@ -174,7 +174,10 @@ def _watch(model: nn.Module, example_input: Any) -> _Run:
     run = _Run({}, {})
 
     def watch(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        run.calls[id(module)] = run.calls.get(id(module), 0) + 1
+        settled = settled_arguments(module, inputs, keywords)
+        earlier = run.calls.get(id(module), Calls(settled, 0))
+        is_same = settled == earlier.settled
+        run.calls[id(module)] = Calls(settled if is_same else None, earlier.number + 1)
         if not isinstance(module, _ConvNd):
             return
         x = inputs[0] if inputs else keywords["input"]

@@ -33,6 +33,7 @@ from selectconv.core.mean_source import (
     SelectedMean,
 )
 from selectconv.core.moments import Activation
+from selectconv.trace.example import settled_arguments
 from selectconv.trace.operations import Family, argument, family_of
 from selectconv.trace.rearrangement import is_rearrangement, moved_channels
 from selectconv.trace.tracer import Tracer, first_line
@@ -66,7 +67,20 @@ class ConvInputs:
     failure: str | None = None
 
 
-def find_conv_inputs(model: nn.Module, calls: Mapping[int, int] | None = None) -> ConvInputs:
+@dataclass(frozen=True)
+class Calls:
+    """How a run called a module.
+
+    Attributes:
+        settled: the arguments that it decides by (`settled_arguments`); None: the calls differ.
+        number: of calls.
+    """
+
+    settled: dict[str, Any] | None
+    number: int = 1
+
+
+def find_conv_inputs(model: nn.Module, calls: Mapping[int, Calls] | None = None) -> ConvInputs:
     """Trace a model and look at every conv's input.
 
     A model that cannot be traced shows nothing by itself. Where it is known which modules a run of
@@ -74,9 +88,10 @@ def find_conv_inputs(model: nn.Module, calls: Mapping[int, int] | None = None) -
 
     Args:
         model: the model.
-        calls: how often a run called each module, by `id(module)`; None: not known.
+        calls: how a run called each module, by `id(module)`; None: not known.
     """
-    found = _trace_whole(model)
+    by_default = Calls(settled_arguments(model))
+    found = _trace_whole(model, (calls or {}).get(id(model), by_default))
     if found.failure is None or calls is None:
         return found
     inputs: dict[int, ConvInput] = {}
@@ -84,31 +99,34 @@ def find_conv_inputs(model: nn.Module, calls: Mapping[int, int] | None = None) -
     while parts:
         part = parts.pop()
         # If other code calls a part's modules, tracing its own forward would mislead.
-        shown = _trace_whole(part) if calls.get(id(part)) else ConvInputs(failure="not called")
+        called = calls.get(id(part))
+        shown = ConvInputs(failure="not called") if called is None else _trace_whole(part, called)
         if shown.failure is not None:
             parts.extend(part.children())
             continue
         for key, seen in shown.inputs.items():
-            if calls.get(key) == calls[id(part)] * seen.calls:
+            if key in calls and calls[key].number == calls[id(part)].number * seen.calls:
                 # What reaches the part is not known to be raw.
                 inputs[key] = ConvInput(seen.source, calls=seen.calls)
     return ConvInputs(inputs, found.failure)
 
 
-def _trace_whole(model: nn.Module) -> ConvInputs:
+def _trace_whole(model: nn.Module, calls: Calls) -> ConvInputs:
+    if calls.settled is None:
+        return ConvInputs(failure="it is called in several ways")
     try:
         with _left_alone(model):
-            graph = Tracer(is_leaf).trace(model)
+            graph = Tracer(is_leaf, calls.settled).trace(model)
     except Exception as error:  # user code under a tracer can fail in any way; the reason is kept
         return ConvInputs(failure=first_line(error))
     modules = dict(model.named_modules())
-    calls: dict[int, list[fx.Node]] = {}
+    reached: dict[int, list[fx.Node]] = {}
     for node in graph.nodes:
         if node.op == "call_module" and isinstance(modules.get(str(node.target)), _ConvNd):
-            calls.setdefault(id(modules[str(node.target)]), []).append(node)
+            reached.setdefault(id(modules[str(node.target)]), []).append(node)
     order = {node: place for place, node in enumerate(graph.nodes)}
     inputs = {}
-    for key, nodes in calls.items():
+    for key, nodes in reached.items():
         conv = cast(_ConvNd, modules[str(nodes[0].target)])
         walk = _Walk(modules, order, order[nodes[0]], axes=len(conv.kernel_size))
         is_raw = any(walk.is_raw(argument(node)) for node in nodes)

@@ -22,7 +22,7 @@ def convolve_norm_relu(layer: SelectConvNd, x: Tensor, norm: nn.Module) -> Tenso
         and norm.bias is not None
         and layer._is_input(x)
         and x.ndim == layer.weight.ndim
-        and kernels.find_kernel(x) is kernels.cpu
+        and layer.find_kernel(x) is kernels.cpu
         and x.numel() > x.shape[1]  # with one value per channel torch's batch norm refuses
         and not (layer.training and isinstance(layer._mean_source, ObservedMean))
         and not has_hooks(norm)

@@ -131,7 +131,7 @@ class SelectConvNd(SlottedConvNd):
     # open        a kernel runs and slots are rerouted or many closed     the open slots alone
     def _choose_path(self, x: Tensor) -> Callable[[Tensor], Tensor]:
         """Choose how to compute."""
-        kernel = kernels.find_kernel(x)
+        kernel = self.find_kernel(x)
         if not can_read(self.gate) or not (kernel is None or kernel.READS_ALLOCATION):
             return partial(self._convolve_every_slot, kernel=kernel)
         slots = self._read_slots()
@@ -144,6 +144,14 @@ class SelectConvNd(SlottedConvNd):
         if slots.rerouted or gathers:
             return partial(self._convolve_open, slots=slots)
         return partial(self._convolve_masked, slots=slots)
+
+    def find_kernel(self, x: Tensor) -> kernels.Kernel | None:
+        """Return the kernel for an input; None: there is none, or the layer is on another device.
+
+        Without a kernel torch says what is wrong with the devices; a kernel would read anything.
+        """
+        is_here = self.weight.device == self.gate.device == x.device
+        return kernels.find_kernel(x) if is_here else None
 
     def select(self, x: Tensor) -> Tensor:
         """Rebuild an input (N, I, ...) as the conv sees it: SelectChannel of Section 2.2."""

@@ -51,16 +51,19 @@ class SlottedConvNd(DamageConvNd):
 
     def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
         """Load the layer; the state of a plain conv means a fresh allocation."""
-        fresh = self._fresh_allocation()
+        fresh = self._fresh_allocation(state.get(prefix + "weight"))
         if not any(prefix + name in state for name in fresh):
             state.update({prefix + name: value for name, value in fresh.items()})
         cast(Any, super())._load_from_state_dict(state, prefix, *args)
 
-    def _fresh_allocation(self) -> dict[str, Tensor]:
-        """Return what the buffers and the shift hold before anything was allocated or observed."""
+    def _fresh_allocation(self, weight: Tensor | None) -> dict[str, Tensor]:
+        """Return what buffers and shift hold before anything was allocated, beside a weight."""
         named = {**self._buffers, "shift": self.shift}
+        device = None if weight is None else weight.device  # the layer itself may be on "meta"
         fresh = {
-            name: torch.zeros_like(value) for name, value in named.items() if value is not None
+            name: torch.zeros_like(value, device=device)
+            for name, value in named.items()
+            if value is not None
         }
         fresh["gate"].fill_(True)
         fresh["index"].copy_(torch.arange(self.in_channels))

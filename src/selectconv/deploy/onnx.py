@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from selectconv.checks import check_path
 from selectconv.core.models import selective_layers, unwrap
-from selectconv.deploy.compress import compress, largest_difference
+from selectconv.deploy.compress import compress, largest_difference, tolerance
 from selectconv.errors import CompressionError, ExportError
 from selectconv.extras import import_extra
 from selectconv.files import write_whole
@@ -181,11 +181,11 @@ def _compare(run: Any, plain: nn.Module, example_input: Any, batch: int) -> None
         wanted = [value for value in tree_leaves(plain(*args, **kwargs)) if _is_tensor(value)]
     got = run(*(value for value in (*args, *kwargs.values()) if _is_tensor(value)))
     for number, (one, other) in enumerate(zip(wanted, got, strict=True)):
-        difference = largest_difference(one.cpu(), other)
-        if difference > TOLERANCE:
+        difference, most = largest_difference(one.cpu(), other), tolerance(one.dtype, TOLERANCE)
+        if difference > most:
             raise ExportError(
                 f"output {number} in onnxruntime differs from PyTorch's by {difference:.1e} of its "
-                f"size for a batch of {batch}, more than {TOLERANCE:g}; no file was written."
+                f"size for a batch of {batch}, more than {most:g}; no file was written."
             )
 
 

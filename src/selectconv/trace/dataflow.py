@@ -9,7 +9,7 @@ import copy
 import inspect
 import io
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from typing import Any, cast
@@ -27,7 +27,7 @@ from selectconv.checks import warn
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers, unwrap
 from selectconv.errors import CompressionError
-from selectconv.trace.example import as_arguments, evaluating
+from selectconv.trace.example import as_arguments, evaluating, settled_arguments
 from selectconv.trace.fixed_shapes import DependsOnValues, FixedShapeTracer, failed_line
 from selectconv.trace.kinds import Kind, classify, shape_of
 from selectconv.trace.pure_graph import purify
@@ -175,9 +175,10 @@ def copy_model(model: nn.Module, shared: Iterable[Any] = ()) -> nn.Module:
 
 def _trace(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Graph:
     """Trace a model for all shapes or, where it depends on them, for those of the example."""
-    tracer = Tracer(_is_selective)
+    settled = settled_arguments(root, args, kwargs)
+    tracer = Tracer(_is_selective, settled)
     try:
-        return tracer.trace(root)
+        return _without(tracer.trace(root), settled, args, kwargs)
     except Exception as error:  # user code under a tracer can fail in any way
         place = f"{_describe_place(root, tracer)} depends on shapes"
         if line := failed_line(error):
@@ -188,6 +189,16 @@ def _trace(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx
         f"{'' if keeps_batch else ', the size of its batch included'}, and the result holds for "
         "those alone."
     )
+    return _without(graph, settled, args, kwargs)
+
+
+def _without(
+    graph: fx.Graph, settled: Mapping[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> fx.Graph:
+    """Drop settled arguments that the example leaves out: the graph holds for no other values."""
+    for node in graph.find_nodes(op="placeholder")[len(args) :]:
+        if node.target in settled and node.target not in kwargs and not node.users:
+            graph.erase_node(node)
     return graph
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,25 @@ def as_arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example_input, tuple | list):
         return tuple(example_input), {}
     return (example_input,), {}
+
+
+def settled_arguments(
+    model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return what a forward decides by, by name: None, flags and texts, given or by default.
+
+    To torch.fx all arguments are unknown values: `if mask is None` would never hold.
+    """
+    try:
+        bound = signature(model.forward).bind_partial(*args, **(kwargs or {}))
+    except (TypeError, ValueError):  # arguments that do not fit, or a forward that says nothing
+        return {}
+    bound.apply_defaults()
+    return {
+        name: value
+        for name, value in bound.arguments.items()
+        if value is None or isinstance(value, bool | str)
+    }
 
 
 def _describe(value: Any) -> str:

@@ -1,7 +1,7 @@
 """The tracer of conversion, counting and compression: torch.fx's, which also sees writes."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import fx, nn
@@ -32,20 +32,29 @@ class Tracer(fx.Tracer):
 
     Args:
         is_leaf: returns whether a module is one step of the graph.
+        settled: arguments of the traced forward that have one value, by name.
 
     Attributes:
         inside: names of the modules whose forward is under way, outermost first. After an exception
             they say where it was raised.
     """
 
-    def __init__(self, is_leaf: Callable[[nn.Module], bool]) -> None:
+    def __init__(
+        self, is_leaf: Callable[[nn.Module], bool], settled: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__()
         self.is_leaf = is_leaf
+        self.settled = settled or {}
         self.inside: list[str] = []
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """Make the value that stands for a step while the model's code runs."""
         return Proxy(node, self)
+
+    def create_proxy(self, kind: str, target: Any, *rest: Any, **named: Any) -> Any:
+        """Record a step and return the value that stands for it: a settled argument's own."""
+        proxy = super().create_proxy(kind, target, *rest, **named)
+        return self.settled[target] if kind == "placeholder" and target in self.settled else proxy
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Return whether a module is one step of the graph."""

@@ -115,17 +115,17 @@ class Training(Evaluation):
         return optimizer
 
     def run_epoch(self, epoch: int, display: Display) -> tuple[dict[str, Any], AllocationReport]:
-        """Train, test, then let the method act; returns the line of metrics and the report."""
+        """Train, let the method act, and test what is saved; returns the metrics and the report."""
         # Dropout draws from the global generator: from the seed, the epoch and the rank alone.
         torch.manual_seed((self.config.seed * 100_003 + epoch) * 10_007 + self.fabric.global_rank)
         started = time.perf_counter()
         train_loss, images = self.train_epoch(epoch, display)
         elapsed = time.perf_counter() - started
-        test_loss, test_error = self.evaluate(display, epoch)
         report = self.method.step(epoch)
         if report and self.config.method_info.cuts:
             in_layout(self.model, self.config)
             self._set_up()  # the layers that were cut have new parameters
+        test_loss, test_error = self.evaluate(display, epoch)
         row = {
             "epoch": epoch,
             "train_loss": train_loss,

@@ -164,8 +164,9 @@ class _Reroute(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, bn_weight, bn_bias, shift, shifted, index = ctx.saved_tensors[:6]
-        scale, offset, mean, inverse = ctx.saved_tensors[6:]
+        saved = ctx.saved_tensors  # read once: checkpointing unpacks a tensor only once
+        x, bn_weight, bn_bias, shift, shifted, index = saved[:6]
+        scale, offset, mean, inverse = saved[6:]
         if torch.is_grad_enabled():  # a derivative of this derivative is wanted
             inputs = (x, bn_weight, bn_bias, shift)
             out = _definition(ctx, *inputs, shifted, index, mean, inverse)

@@ -6,6 +6,16 @@ from html import escape
 Lines = Sequence[Sequence[str]]
 
 
+def counted(number: int, noun: str) -> str:
+    """Write a number of things.
+
+    Example:
+        >>> counted(1, "slot"), counted(1200, "slot")
+        ('1 slot', '1,200 slots')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def text_table(lines: Lines, right: Collection[int]) -> str:
     """Lay out rows of cells, the header first, in columns.
 

@@ -6,7 +6,6 @@ and never calls the optimizer.
 """
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, overload
@@ -25,14 +24,14 @@ from selectconv.allocate.preview import GammaTable, tabulate_gammas
 from selectconv.allocate.replicas import Replicas
 from selectconv.allocate.report import AllocationReport
 from selectconv.allocate.watch import Watch
-from selectconv.checks import check_choice, check_count, check_fraction, check_gamma
+from selectconv.checks import check_choice, check_count, check_fraction, check_gamma, warn
 from selectconv.core.allocation import ReallocRule
 from selectconv.core.damage import DAMAGES
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import count_slots, selective_layers, unwrap
 from selectconv.core.plan import AllocationPlan, LayerPlan
 from selectconv.core.threads import one_thread
-from selectconv.errors import AllocationError, SelectConvWarning
+from selectconv.errors import AllocationError
 
 MODES = ("select", "zero", "random", "dealloc", "shift", "none")
 
@@ -81,7 +80,7 @@ class ChannelAllocator:
         >>> optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.1, weight_decay=1e-4)
         >>> allocator = ChannelAllocator(model, optimizer, total_epochs=10, gamma=0.03)
         >>> print(allocator.step(epoch=0))  # doctest: +ELLIPSIS
-        epoch 0: ... slots de-allocated, ... re-allocated in ... layers
+        epoch 0: ... de-allocated, ... re-allocated in ...
     """
 
     def __init__(
@@ -126,11 +125,9 @@ class ChannelAllocator:
             )
         self._replicas = Replicas(self.model, optimizer, followers)
         if optimizer is not None and self._closes and not decays(optimizer, self.layers):
-            warnings.warn(
+            warn(
                 "`optimizer` has a weight decay of 0: weight decay makes slots fade; without it "
-                "few are ever de-allocated. Give the optimizer a weight_decay, such as 1e-4.",
-                SelectConvWarning,
-                stacklevel=2,
+                "few are ever de-allocated. Give the optimizer a weight_decay, such as 1e-4."
             )
         num_steps = math.ceil(self.stop_at * self.total_epochs)
         self.budget: Budget | None = None
@@ -193,11 +190,9 @@ class ChannelAllocator:
             )
         if epoch >= self.total_epochs and not self._is_overtime:
             self._is_overtime = True
-            warnings.warn(
+            warn(
                 f"`epoch` {epoch} is past `total_epochs` {self.total_epochs} (epochs count from "
-                "0): no step acts there.",
-                SelectConvWarning,
-                stacklevel=2,
+                "0): no step acts there."
             )
         acts = epoch < self.stop_at * self.total_epochs and self._closes
         # Shifts go on learning, and with them the cost changes: a budget is kept to the end.
@@ -294,7 +289,7 @@ class ChannelAllocator:
             >>> name = next(name for name, m in model.named_modules() if hasattr(m, "gate"))
             >>> log = [{"epoch": 0, "layers": {name: {"closed": [2], "opened": []}}}]
             >>> print(*ChannelAllocator(model, total_epochs=10).replay(log))
-            epoch 0: 1 slots de-allocated, 0 re-allocated in 1 layers
+            epoch 0: 1 slot de-allocated, 0 re-allocated in 1 layer
         """
         reports = read_log(log)
         self._replicas.broadcast()

@@ -1,6 +1,5 @@
 """An allocator's `state_dict`, read back: checked as a whole before anything is changed."""
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import index as as_int
@@ -9,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from selectconv.checks import warn
 from selectconv.core.layer import SelectConvNd
-from selectconv.errors import AllocationError, SelectConvWarning
+from selectconv.errors import AllocationError
 
 STATE_VERSION = 1
 
@@ -85,9 +85,7 @@ def warn_of_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         if value != now.get(name)
     ]
     if changed:
-        warnings.warn(
+        warn(
             f"`state` is of an allocator with other settings: {'; '.join(changed)}. Training goes "
-            "on with those of this one.",
-            SelectConvWarning,
-            stacklevel=3,
+            "on with those of this one."
         )

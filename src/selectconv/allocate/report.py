@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from selectconv.core.plan import AllocationPlan
-from selectconv.tables import html_table
+from selectconv.tables import counted, html_table
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class AllocationReport:
         >>> report.deallocated, report.reallocated
         ({'conv': [2, 5]}, {'conv': [2]})
         >>> print(report)
-        epoch 7: 2 slots de-allocated, 1 re-allocated in 1 layers
+        epoch 7: 2 slots de-allocated, 1 re-allocated in 1 layer
     """
 
     epoch: int | None
@@ -70,7 +70,8 @@ class AllocationReport:
         layers = len(self.plan.layers)
         when = "" if self.epoch is None else f"epoch {self.epoch}: "
         acts = "" if self.smallest_gamma is None else f"; acts from gamma {self.smallest_gamma:.2g}"
-        text = f"{when}{closed} slots de-allocated, {opened} re-allocated in {layers} layers{acts}"
+        slots, where = counted(closed, "slot"), counted(layers, "layer")
+        text = f"{when}{slots} de-allocated, {opened:,} re-allocated in {where}{acts}"
         if self.unknown:
             text += f"; not known before the first batch: {', '.join(self.unknown)}"
         return text

@@ -16,6 +16,7 @@ from selectconv.errors import RunError, UsageError
 from selectconv.reproduce.grid import TABLES, Grid, PlannedRun, load_grid
 from selectconv.reproduce.jobs import LOGS, RUNS, Outcome, find_state
 from selectconv.reproduce.local_engine import run_local
+from selectconv.tables import counted
 from selectconv.train.folder_lock import locked
 from selectconv.train.run_folder import RunFolder
 
@@ -180,8 +181,9 @@ def _carry_out(
     launch: Callable[[list[PlannedRun], Callable[[Outcome], None]], None],
 ) -> None:
     console.print(f"{grid.title}. {grid.note}")
-    counted = f"{len(chosen)} run{'s' if len(chosen) > 1 else ''}"
-    console.print(f"{counted}, {list(states.values()).count('done')} done; {out}")
+    console.print(
+        f"{counted(len(chosen), 'run')}, {list(states.values()).count('done')} done; {out}"
+    )
     problems = {run.name: run.problem for run in chosen if run.problem is not None}
     for name, problem in problems.items():
         console.print(f"{name} cannot run: {problem}")

@@ -8,6 +8,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from selectconv.conversion.input_mean import ConvInputs
 from selectconv.core.layer import SelectConv1d, SelectConv2d, SelectConv3d, SelectConvNd
+from selectconv.tables import counted
 
 MIN_CHANNELS = 8
 SELECTIVE: dict[type[nn.Module], type[SelectConvNd]] = {
@@ -51,7 +52,7 @@ def why_not(conv: _ConvNd, min_channels: int) -> str | None:
     if conv.groups > 1 and conv.groups == conv.in_channels:
         return "depthwise"
     if conv.in_channels < min_channels:
-        return f"{conv.in_channels} inputs, fewer than min_channels={min_channels}"
+        return f"{counted(conv.in_channels, 'input')}, fewer than min_channels={min_channels}"
     return None
 
 

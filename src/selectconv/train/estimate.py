@@ -20,6 +20,7 @@ from selectconv.core.threads import using
 from selectconv.data.image_set import DatasetInfo
 from selectconv.data.registry import check_amounts
 from selectconv.deploy.cost import count_macs, count_params
+from selectconv.tables import counted
 from selectconv.train.config import TrainConfig
 from selectconv.train.loop import build_optimizer
 from selectconv.train.network import build_model, build_plain
@@ -56,8 +57,9 @@ def announce(config: TrainConfig, folder: Path, console: Console) -> None:
         f"{config.epochs} epochs of {steps} steps of {config.batch_size}, lr {config.lr}",
     )
     threads = torch.get_num_threads()
-    counted = f"{threads} thread{'s' if threads > 1 else ''}"
-    table.add_row("device", f"{choose_device(config)}, {config.precision}, {counted}")
+    table.add_row(
+        "device", f"{choose_device(config)}, {config.precision}, {counted(threads, 'thread')}"
+    )
     table.add_row("folder", str(folder))
     table.add_row("takes", f"about {describe_duration(seconds)}")
     console.print(table, highlight=False)

@@ -161,7 +161,8 @@ def write_long() -> str:
         if title != heading:
             lines += [title, ""]
             heading = title
-        lines += [f"{group.title}:", "", *(f"- {line}" for line in state_findings(group)), ""]
+        findings = state_findings(group, answer(group))
+        lines += [f"{group.title}:", "", *(f"- {line}" for line in findings), ""]
     return "\n".join(lines).rstrip()
 
 

@@ -39,7 +39,7 @@ PASSES = 32
 """Passes that are watched in an epoch."""
 
 _REACH = 1  # whole pixels to each side; the paper draws shifts of up to 1.5
-_FIRST_EVERY = 5  # every fifth pass is watched, until the length of an epoch is known
+_FIRST_EVERY = 10  # every tenth pass is watched, until the length of an epoch is known
 _IMAGES = 64  # of a pass
 _PIXELS = 16  # of an image, times positions of the kernel: neighbours say much the same
 _ROWS = 32  # of a group; if it has more, combinations of its outputs are kept

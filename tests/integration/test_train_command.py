@@ -166,9 +166,23 @@ def test_an_output_folder_with_something_in_it_is_refused(finished, tmp_path, ca
     mine.mkdir()
     (mine / "thesis.tex").write_text("precious")
     capsys.readouterr()
-    assert main(["train", *SMALL, "--out", str(mine), "--overwrite"]) == 1
+    assert main(["train", *SMALL, "--out", str(mine), "--overwrite"]) == 2
     assert "thesis.tex" in complaint(capsys)
     assert (mine / "thesis.tex").read_text() == "precious"
+
+
+def test_what_other_verbs_made_of_a_run_is_overwritten_with_it(finished, tmp_path, capsys):
+    made = ("compressed.safetensors", "model.onnx", "report.html")
+    for name in made:
+        (finished / name).write_text("")
+    assert main(["train", *SMALL, "--out", str(finished), "--overwrite"]) == 0
+    assert not set(made) & set(os.listdir(finished))
+    mine = tmp_path / "mine"  # not a run's folder
+    mine.mkdir()
+    (mine / "model.onnx").write_text("precious")
+    capsys.readouterr()
+    assert main(["train", *SMALL, "--out", str(mine), "--overwrite"]) == 2
+    assert "'model.onnx', which no run wrote" in complaint(capsys)
 
 
 def test_resume_of_a_finished_run_and_with_other_flags(finished, capsys):

@@ -7,13 +7,14 @@ from jsonargparse import Namespace
 
 from selectconv.cli.parser import Parser
 from selectconv.cli.places import check_output
+from selectconv.train.run_folder import ONNX
 
 
 def add_arguments(parser: Parser) -> None:
     """Add the verb's options."""
     parser.add_argument("dir", type=str, help="folder of the run")
     parser.add_argument(
-        "--out", type=str | None, default=None, help="file to write (default: DIR/model.onnx)"
+        "--out", type=str | None, default=None, help=f"file to write (default: DIR/{ONNX})"
     )
     parser.add_argument(
         "--best", action="store_true", help="use the weights of the lowest test error"
@@ -23,7 +24,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: Namespace) -> int:
     """Export."""
-    out = check_output(options.out, Path(options.dir) / "model.onnx")
+    out = check_output(options.out, Path(options.dir) / ONNX)
 
     import torch
 

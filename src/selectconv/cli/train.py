@@ -185,8 +185,7 @@ def check_start(folder: RunFolder, options: Namespace) -> None:
     """Refuse to start in a folder that is not empty, unless it may be overwritten.
 
     Raises:
-        UsageError: it is not empty.
-        RunError: it holds something that no run wrote.
+        UsageError: it is not empty, or holds something that no run wrote.
     """
     if options.resume or folder.is_empty():
         return

@@ -156,6 +156,27 @@ def test_a_wrong_config_file_is_refused_in_one_line(text, message, tmp_path, cap
     assert not (tmp_path / "run").exists()
 
 
+def test_an_unknown_setting_is_refused_with_the_same_words_on_resume(finished, tmp_path, capsys):
+    file = tmp_path / "run.yaml"
+    file.write_text("epoch: 3\n")
+    said = []
+    for words in ([], ["--resume"]):
+        assert main(["train", "--config", str(file), *words, "--out", str(finished)]) == 2
+        said.append(complaint(capsys))
+    assert said[0] == said[1]
+    assert "Did you mean 'epochs'" in said[0]
+
+
+@pytest.mark.parametrize("flags", [[], ["--resume"], ["--overwrite"], ["--dry-run"]])
+def test_an_output_that_is_a_file_is_refused(flags, tmp_path, capsys):
+    file = tmp_path / "run"
+    file.write_text("precious")
+    for out in (file, file / "below"):
+        assert main(["train", *SMALL, *flags, "--out", str(out)]) == 2
+        assert f"{file} is a file" in complaint(capsys)
+    assert file.read_text() == "precious"
+
+
 def test_an_output_folder_with_something_in_it_is_refused(finished, tmp_path, capsys):
     before = sorted(entry.name for entry in finished.iterdir())
     assert main(["train", *SMALL, "--out", str(finished)]) == 2
@@ -166,6 +187,9 @@ def test_an_output_folder_with_something_in_it_is_refused(finished, tmp_path, ca
     mine.mkdir()
     (mine / "thesis.tex").write_text("precious")
     capsys.readouterr()
+    assert main(["train", *SMALL, "--out", str(mine)]) == 2
+    assert "not empty" in complaint(capsys)
+    assert os.listdir(mine) == ["thesis.tex"]
     assert main(["train", *SMALL, "--out", str(mine), "--overwrite"]) == 2
     assert "thesis.tex" in complaint(capsys)
     assert (mine / "thesis.tex").read_text() == "precious"
@@ -428,8 +452,8 @@ def test_an_interrupted_run_says_so(tmp_path, capsys, monkeypatch):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # Ctrl-C still works
 
 
-@pytest.mark.parametrize("flag", ["--resume", "--overwrite"])
-def test_a_folder_in_use_is_refused_and_its_process_named(flag, finished, capsys):
+@pytest.mark.parametrize("flags", [[], ["--resume"], ["--overwrite"]])
+def test_a_folder_in_use_is_refused_and_its_process_named(flags, finished, capsys):
     (finished / "status.json").write_text('{"status": "running"}')
     before = sorted(entry.name for entry in finished.iterdir())
     script = (
@@ -443,14 +467,14 @@ def test_a_folder_in_use_is_refused_and_its_process_named(flag, finished, capsys
     )
     try:
         assert holder.stdout.readline() == "held\n"
-        assert main(["train", *SMALL, flag, "--out", str(finished)]) == 2
+        assert main(["train", *SMALL, *flags, "--out", str(finished)]) == 2
         assert f"is in use by process {holder.pid} on " in complaint(capsys)
         assert sorted(e.name for e in finished.iterdir() if e.name != ".lock.json") == before
     finally:
         holder.kill()
         holder.communicate()
     # The system has released the lock of the process that was killed.
-    assert main(["train", *SMALL, flag, "--out", str(finished)]) == 0
+    assert main(["train", *SMALL, *flags, "--out", str(finished)]) == (0 if flags else 2)
 
 
 def test_a_failure_to_write_is_not_the_users_input(finished, tmp_path, capsys, monkeypatch):

@@ -15,16 +15,18 @@ from rich.console import Console
 
 from selectconv.cli.examples import next_commands
 from selectconv.cli.parser import Parser
+from selectconv.cli.places import check_folder
 from selectconv.errors import DataError, RunError, SelectConvError, UsageError
 from selectconv.train.config import (
     TrainConfig,
+    check_names,
     describe_setting,
     resolve,
     setting_names,
     setting_types,
 )
 from selectconv.train.digests import DIGESTS, has_digests
-from selectconv.train.folder_lock import locked
+from selectconv.train.folder_lock import check_free, locked
 from selectconv.train.run_folder import CHECKPOINT, CONFIG, RunFolder
 
 # What the parser looks at: texts are taken as they are, everything else is read as YAML.
@@ -159,6 +161,7 @@ def run(options: Namespace) -> int:
     if not is_first:  # rank 0 looks after the folder
         carry_out(config, folder, console, resume=options.resume)
         return 0
+    check_free(folder.path)  # before all else: a run that is under way is not empty either
     check_start(folder, options)
     announce(config, folder.path, console)  # builds the network: what is wrong with it shows here
     with locked(folder.path):
@@ -278,11 +281,12 @@ def choose_run(
     """
     if out is None or not resume:
         config = resolve(given)
-        folder = RunFolder(out or Path("runs") / config.run_name)
+        default = Path("runs") / config.run_name
+        folder = RunFolder(check_folder(default if out is None else out))
         if not resume:
             return config, folder
     else:
-        folder = RunFolder(out)
+        folder = RunFolder(check_folder(out))
     if not folder.path.is_dir():
         raise UsageError(f"--resume: there is no folder {folder.path}.")
     if folder.is_empty():  # killed before it wrote anything
@@ -295,6 +299,7 @@ def choose_run(
         raise UsageError(str(error)) from error
     except (TypeError, ValueError) as error:
         raise UsageError(f"{folder / CONFIG}: {error}") from error
+    check_names(given)
     different = [name for name, value in given.items() if config.to_dict()[name] != value]
     if different:
         name = different[0]

@@ -79,6 +79,30 @@ def test_eval_repeats_the_last_epochs_error(finished, capsys):
     assert "best.safetensors" in capsys.readouterr().out
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_device_that_is_not_there_is_refused(more, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    out = tmp_path / "run"
+    for device in ("cuda", "mps"):
+        words = [*SMALL[:-1], device, *more, "--out", str(out)]
+        assert main(["train", *words]) == 2
+        said = f"`device` '{device}' is not on this machine; accepted here are auto, cpu."
+        assert said in complaint(capsys)
+    assert main(["train", *SMALL, "--precision", "16-mixed", *more, "--out", str(out)]) == 2
+    assert "accepted on a CPU are 32-true and bf16-mixed" in complaint(capsys)
+    assert not out.exists()
+
+
+def test_eval_tests_here_what_was_trained_on_another_device(finished, capsys, monkeypatch):
+    config = yaml.safe_load((finished / "config.yaml").read_text())
+    away = "mps" if torch.cuda.is_available() else "cuda"
+    (finished / "digests.json").unlink()
+    (finished / "config.yaml").write_text(yaml.safe_dump({**config, "device": away}))
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert main(["eval", str(finished)]) == 0
+
+
 def test_a_config_file_and_flags_that_win_over_it(tmp_path, capsys):
     file = tmp_path / "run.yaml"
     file.write_text("data: digits\nlr: 1e-2\nmax_copies: none\nmethod: dealloc\nseed: 3\n")

@@ -26,13 +26,14 @@ def run(options: Namespace) -> int:
     """Evaluate."""
     from selectconv.cli.display import Lines
     from selectconv.data.registry import describe_lack, load_dataset
+    from selectconv.train.device import settings_for_testing
     from selectconv.train.evaluation import Evaluation
     from selectconv.train.loop import build_fabric
     from selectconv.train.network import load_run
     from selectconv.train.run_data import check_same_images
 
     trained = load_run(options.dir, best=options.best)
-    config = trained.config
+    config = settings_for_testing(trained.config)
     splits = load_dataset(
         config.data,
         options.data_root or config.data_root,

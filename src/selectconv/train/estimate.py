@@ -22,6 +22,7 @@ from selectconv.data.registry import check_amounts
 from selectconv.deploy.cost import count_macs, count_params
 from selectconv.tables import counted
 from selectconv.train.config import TrainConfig
+from selectconv.train.device import choose_device
 from selectconv.train.loop import build_optimizer
 from selectconv.train.network import build_model, build_plain
 from selectconv.train.run_data import describe_data
@@ -38,6 +39,7 @@ _MAX_SHIFT = 1.5
 
 def announce(config: TrainConfig, folder: Path, console: Console) -> None:
     """Print a run's plan: network, data, steps, selection, and the time it will take."""
+    device = choose_device(config)
     info = describe_data(config)
     check_amounts(info, config.subset, config.test_subset, holdout=config.holdout)
     train_images = min(config.subset or info.num_train, info.num_train)
@@ -57,9 +59,8 @@ def announce(config: TrainConfig, folder: Path, console: Console) -> None:
         f"{config.epochs} epochs of {steps} steps of {config.batch_size}, lr {config.lr}",
     )
     threads = torch.get_num_threads()
-    table.add_row(
-        "device", f"{choose_device(config)}, {config.precision}, {counted(threads, 'thread')}"
-    )
+    words = counted(threads, "thread")
+    table.add_row("device", f"{device}, {config.precision}, {words}")
     table.add_row("folder", str(folder))
     table.add_row("takes", f"about {describe_duration(seconds)}")
     console.print(table, highlight=False)
@@ -122,15 +123,6 @@ def reallocate(
     shifts = shift if use_shift else None
     plan = LayerPlan(moved, moved, sources[chosen], shifts, weight_seed=0)
     layer.apply_plan(plan)
-
-
-def choose_device(config: TrainConfig) -> torch.device:
-    """Return the device that a run with these settings takes."""
-    if config.device != "auto":
-        return torch.device(config.device)
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
 def seconds_per_image(config: TrainConfig, info: DatasetInfo) -> float:

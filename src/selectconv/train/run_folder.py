@@ -30,7 +30,7 @@ METRICS, ALLOCATION = "metrics.jsonl", "allocation.jsonl"
 CHECKPOINT, PREVIOUS = "last.ckpt", "previous.ckpt"
 LAST, BEST = "last.safetensors", "best.safetensors"
 HOLDOUT, GAINS, IMAGES, TENSORBOARD = "holdout.json", "gains.json", "images.json", "tensorboard"
-_OWN = (
+_OWN: tuple[str, ...] = (
     CONFIG, ENVIRONMENT, STATUS, METRICS, ALLOCATION, CHECKPOINT, PREVIOUS, LAST, BEST, HOLDOUT,
     GAINS, IMAGES, DIGESTS, TENSORBOARD,
 )  # fmt: skip

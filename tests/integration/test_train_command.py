@@ -368,6 +368,21 @@ def test_a_network_of_ones_own_from_training_to_onnx(tmp_path, capsys, monkeypat
     sys.modules.pop("networks")
 
 
+def test_a_network_that_does_not_fit_is_refused_and_leaves_no_folder(tmp_path, capsys, monkeypatch):
+    (tmp_path / "unfit.py").write_text(
+        "from torch import nn\n"
+        "def spatial(num_classes, in_channels):\n"
+        "    return nn.Conv2d(in_channels, num_classes, 3)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for words in (["train", *SMALL], ["bench", "step"]):
+        assert main([*words, "--model", "unfit:spatial"]) == 2
+        assert "`model` 'unfit:spatial' must return a tensor (N, 10)" in complaint(capsys)
+    assert not (tmp_path / "runs").exists()
+    sys.modules.pop("unfit")
+
+
 def test_a_network_that_does_not_exist_leaves_no_folder(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for model in ("timm:resnt18", "no_such_module:f"):

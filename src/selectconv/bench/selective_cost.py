@@ -18,7 +18,7 @@ from selectconv.core.models import selective_layers
 from selectconv.data.registry import dataset_info
 from selectconv.train.config import resolve
 from selectconv.train.estimate import reallocate
-from selectconv.train.network import build_model
+from selectconv.train.network import build_model, check_network
 from selectconv.zoo.blocks import NormReluConv
 
 DEFAULT_MODEL = "densenet40"
@@ -68,7 +68,10 @@ def build_network(name: str, kind: str, image_size: int = 32) -> nn.Module:
     method = "plain" if kind == "plain" else "select"
     config = resolve({"model": name, "method": method, "channels_last": False})
     info = dataset_info(config.data)
-    model = build_model(config, replace(info, shape=(info.shape[0], image_size, image_size)))
+    info = replace(info, shape=(info.shape[0], image_size, image_size))
+    if kind == "plain":
+        check_network(config, info)
+    model = build_model(config, info)
     generator = torch.Generator().manual_seed(0)
     for layer in selective_layers(model).values():
         if layer.shift is None:

@@ -24,7 +24,7 @@ from selectconv.tables import counted
 from selectconv.train.config import TrainConfig
 from selectconv.train.device import choose_device
 from selectconv.train.loop import build_optimizer
-from selectconv.train.network import build_model, build_plain
+from selectconv.train.network import build_model, build_plain, check_network
 from selectconv.train.run_data import describe_data
 
 # Most multiply-adds of a timed forward pass: seconds even for the largest network.
@@ -42,6 +42,7 @@ def announce(config: TrainConfig, folder: Path, console: Console) -> None:
     device = choose_device(config)
     info = describe_data(config)
     check_amounts(info, config.subset, config.test_subset, holdout=config.holdout)
+    check_network(config, info)
     train_images = min(config.subset or info.num_train, info.num_train)
     seconds = seconds_per_image(config, info) * count_images(config, info)
     table = Table.grid(padding=(0, 2))

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import selectconv as sc
-from selectconv.core.models import selective_layers
 from selectconv.data.registry import dataset_info
 from selectconv.train.config import resolve
 from selectconv.train.network import build_model, build_plain, check_network
@@ -62,7 +61,7 @@ def large(num_classes, in_channels):
 
 def converted(num_classes, in_channels):
     import selectconv as sc
-    return sc.convert(small(num_classes, in_channels), where=lambda name, conv: name == "6")
+    return sc.convert(small(num_classes, in_channels))
 
 def lazy(num_classes, in_channels):
     return nn.Sequential(
@@ -191,6 +190,7 @@ def settings(model, method="select"):
         ("aided", "returned a tuple"),
         ("fewer", r"returned one of shape \(2, 7\)"),
         ("spatial", r"returned one of shape \(2, 10, 6, 6\)"),
+        ("converted", "must return a plain network, .* leave out sc.convert"),
         ("large", r"must take images of shape \(N, 1, 8, 8\) .* it fails with RuntimeError"),
     ],
 )
@@ -211,15 +211,6 @@ def test_a_network_is_tried_without_touching_the_random_numbers(own_module):
     before = torch.get_rng_state()
     check_network(settings(f"{own_module}:small"), dataset_info("digits"))
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_network_that_its_owner_converted_is_used_as_it_is(own_module):
-    config = settings(f"{own_module}:converted")
-    check_network(config, dataset_info("digits"))
-    layers = selective_layers(build_model(config, dataset_info("digits")))
-    assert list(layers) == ["6"]
-    with pytest.raises(ValueError, match="has selective layers already, which `method` plain does"):
-        check_network(settings(f"{own_module}:converted", "plain"), dataset_info("digits"))
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules")

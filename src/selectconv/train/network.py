@@ -139,16 +139,16 @@ def check_network(config: TrainConfig, info: DatasetInfo) -> None:
 
     Raises:
         ValueError: it fails, does not answer with one row of class scores per image, or has
-            selective layers that the method does not use.
+            selective layers already.
     """
     if not is_external(config.model):
         return
     with torch.random.fork_rng():
         model = _build_outside(config, info)
-        if selective_layers(model) and not config.is_selective:
+        if selective_layers(model):
             raise ValueError(
-                f"`model` {config.model!r} has selective layers already, which `method` "
-                f"{config.method} does not use: build it without sc.convert."
+                f"`model` {config.model!r} must return a plain network, which is then converted as "
+                "`method` needs it; it has selective layers already: leave out sc.convert."
             )
         for training in (False, True):
             _check_answer(_run(model.train(training), config, info), config, info)
@@ -194,7 +194,7 @@ def _build_outside(config: TrainConfig, info: DatasetInfo) -> nn.Module:
 
 def _build_external(config: TrainConfig, info: DatasetInfo) -> nn.Module:
     model = _build_outside(config, info)
-    if not config.is_selective or selective_layers(model):  # converted by its owner, as wanted
+    if not config.is_selective:
         return model
     options = config.model_options
     of_convert = {name: options[name] for name in _OF_CONVERT if name in options}

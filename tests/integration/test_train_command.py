@@ -305,7 +305,14 @@ def test_data_that_is_not_there(tmp_path, capsys):
     assert "No cifar10 in" in complaint(capsys)
 
 
-def test_a_run_that_is_told_to_stop_says_how_to_go_on(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code", "words", "status"),
+    [
+        (signal.SIGTERM, 1, "go on with --resume", "failed"),
+        (signal.SIGINT, 130, "interrupted; continue with --resume", "interrupted"),
+    ],
+)
+def test_a_run_that_is_told_to_stop_says_how_to_go_on(number, code, words, status, tmp_path):
     out = tmp_path / "run"
     command = [sys.executable, "-m", "selectconv", "train", *SMALL, "--epochs", "500"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -321,14 +328,14 @@ def test_a_run_that_is_told_to_stop_says_how_to_go_on(tmp_path):
         while not (out / "last.ckpt").exists() and time.monotonic() < until:
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.1)  # a poll of a file that another process writes
-        process.terminate()
+        process.send_signal(number)
         _, said = process.communicate(timeout=30)
     finally:
         process.kill()
-    assert process.returncode == 1
+    assert process.returncode == code
     assert said.count("\n") == 1
-    assert "go on with --resume" in said
-    assert run_folder.RunFolder(out).status() == "failed"
+    assert words in said
+    assert run_folder.RunFolder(out).status() == status
     assert checkpoint.load_checkpoint(out / "last.ckpt")["epoch"] >= 0
 
 
@@ -489,6 +496,20 @@ def test_an_interrupted_run_says_so(tmp_path, capsys, monkeypatch):
     assert f"interrupted; continue with --resume --out {out}" in complaint(capsys)
     assert run_folder.RunFolder(out).status() == "interrupted"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # Ctrl-C still works
+
+
+def test_a_run_that_is_interrupted_while_its_folder_is_started_says_so(
+    tmp_path, capsys, monkeypatch
+):
+    def interrupt():
+        assert (out / "status.json").exists()  # as soon as there are settings
+        raise KeyboardInterrupt
+
+    out = tmp_path / "run"
+    monkeypatch.setattr(run_folder, "describe_environment", interrupt)
+    assert main(["train", *SMALL, "--out", str(out)]) == 130
+    assert "interrupted; continue with --resume" in complaint(capsys)
+    assert run_folder.RunFolder(out).status() == "interrupted"
 
 
 @pytest.mark.parametrize("flags", [[], ["--resume"], ["--overwrite"]])

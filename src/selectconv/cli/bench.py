@@ -8,6 +8,7 @@ from rich.table import Table
 from selectconv.checks import check_choice
 from selectconv.cli.console import print_lines, wide_console
 from selectconv.cli.parser import Parser, check_whole
+from selectconv.cli.signals import work_begins
 from selectconv.errors import UsageError
 
 CASES = ("step", "alloc", "infer", "growth", "data")
@@ -104,6 +105,7 @@ def _measure(options: Namespace) -> list[dict[str, Any]]:
     from selectconv.bench import inference, measure
     from selectconv.bench.selective_cost import Subject
 
+    work_begins()
     given = {
         name: getattr(options, name) for name in _GOES_WITH if getattr(options, name) is not None
     }

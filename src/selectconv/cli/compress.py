@@ -12,6 +12,7 @@ from rich.table import Table
 from selectconv.cli.console import print_lines, wide_console
 from selectconv.cli.parser import Parser, check_whole
 from selectconv.cli.places import check_output
+from selectconv.cli.signals import work_begins
 from selectconv.train.run_folder import COMPRESSED
 
 
@@ -63,6 +64,7 @@ def run(options: Namespace) -> int:
     from selectconv.deploy.compressed_file import save_compressed
     from selectconv.train.network import load_run
 
+    work_begins()
     trained = load_run(options.dir, best=options.best)
     model, shape = trained.finished(), trained.info.shape
     example = torch.randn(options.batch_size, *shape, generator=torch.Generator().manual_seed(0))

@@ -6,6 +6,7 @@ from jsonargparse import Namespace
 from rich.console import Console
 
 from selectconv.cli.parser import Parser
+from selectconv.cli.signals import work_begins
 from selectconv.errors import UsageError
 
 
@@ -32,6 +33,7 @@ def run(options: Namespace) -> int:
     from selectconv.train.network import load_run
     from selectconv.train.run_data import check_same_images
 
+    work_begins()
     trained = load_run(options.dir, best=options.best)
     config = settings_for_testing(trained.config)
     splits = load_dataset(

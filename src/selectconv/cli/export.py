@@ -7,6 +7,7 @@ from jsonargparse import Namespace
 
 from selectconv.cli.parser import Parser
 from selectconv.cli.places import check_output
+from selectconv.cli.signals import work_begins
 from selectconv.train.run_folder import ONNX
 
 
@@ -31,6 +32,7 @@ def run(options: Namespace) -> int:
     from selectconv.deploy.onnx import BATCHES, TOLERANCE, export_onnx
     from selectconv.train.network import load_run
 
+    work_begins()
     trained = load_run(options.dir, best=options.best)
     example = torch.randn(1, *trained.info.shape, generator=torch.Generator().manual_seed(0))
     export_onnx(trained.finished(), out, example)

@@ -7,6 +7,7 @@ from jsonargparse import Namespace
 
 from selectconv.cli.parser import Parser
 from selectconv.cli.places import check_file
+from selectconv.cli.signals import work_begins
 from selectconv.errors import UsageError
 from selectconv.files import write_text
 
@@ -29,6 +30,7 @@ def run(options: Namespace) -> int:
     from selectconv.report.runs.collect import collect
     from selectconv.report.runs.examine import examine
 
+    work_begins()
     found = examine(collect([Path(folder) for folder in options.dirs]))
     if not found.runs:
         raise UsageError("no finished run to report: " + " ".join(found.left_out))

@@ -16,6 +16,7 @@ from rich.console import Console
 from selectconv.cli.examples import next_commands
 from selectconv.cli.parser import Parser
 from selectconv.cli.places import check_folder
+from selectconv.cli.signals import work_begins
 from selectconv.errors import DataError, RunError, SelectConvError, UsageError
 from selectconv.train.config import (
     TrainConfig,
@@ -170,8 +171,6 @@ def run(options: Namespace) -> int:
             folder.clear()
         if options.resume:
             _tell_about(folder)
-        if not (folder / CHECKPOINT).exists():
-            folder.start(config.to_dict())
         last = carry_out(config, folder, console, resume=options.resume)
     result = f"train loss {last['train_loss']:.4f}, no test images"
     if last["test_error"] is not None:
@@ -203,12 +202,15 @@ def check_start(folder: RunFolder, options: Namespace) -> None:
 def carry_out(
     config: TrainConfig, folder: RunFolder, console: Console, *, resume: bool
 ) -> dict[str, Any]:
-    """Train; if that fails, leave a folder that says how it ended."""
+    """Start the folder and train; if that fails, the folder says how it ended."""
     from selectconv.cli.display import choose_display
     from selectconv.train.loop import train
 
+    work_begins()
     try:
         with stoppable():
+            if _is_first() and not (folder / CHECKPOINT).exists():
+                folder.start(config.to_dict())
             return train(config, folder, choose_display(config, console), resume=resume)
     except KeyboardInterrupt:
         _try(lambda: _set_status(folder, "interrupted"))
@@ -235,7 +237,7 @@ def _clear(folder: RunFolder) -> None:
 
 
 def _set_status(folder: RunFolder, status: str, message: str | None = None) -> None:
-    if _is_first():
+    if _is_first() and (folder / CONFIG).exists():  # without settings, nothing was started
         folder.set_status(status, message)
 
 

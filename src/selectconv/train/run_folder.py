@@ -102,8 +102,8 @@ class RunFolder:
             raise RunError(f"cannot create {self.path}: {error.strerror}.") from error
         text = yaml.safe_dump(dict(config), sort_keys=False)
         write_recorded(self / CONFIG, lambda file: file.write(text.encode()))
+        self.set_status("running")  # before the environment, which takes a moment to collect
         write_text(self / ENVIRONMENT, json.dumps(describe_environment(), indent=2) + "\n")
-        self.set_status("running")
 
     def read_config(self) -> dict[str, Any]:
         """Read the settings of the run.

@@ -54,7 +54,8 @@ def complaint(capsys):
 def test_a_run_on_own_images_from_training_to_the_compressed_network(pets, tmp_path, capsys):
     run = tmp_path / "run"
     assert train(pets, run, "--holdout") == 0
-    said = capsys.readouterr().out
+    said, err = capsys.readouterr()
+    assert err == ""
     assert "24 training and 12 test images, 3x12x12" in said
     rows = RunFolder(run).read("metrics.jsonl")
     assert rows[-1]["test_error"] is not None

@@ -51,6 +51,14 @@ def complaint(capsys):
     return lines[0]
 
 
+@pytest.mark.parametrize("place", ["train/bee", "test/bee"])
+def test_classes_that_do_not_fit_are_the_users_to_change(place, pets, tmp_path, capsys):
+    (pets / place).mkdir()
+    assert train(pets, tmp_path / "run") == 2
+    assert "bee" in complaint(capsys)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_on_own_images_from_training_to_the_compressed_network(pets, tmp_path, capsys):
     run = tmp_path / "run"
     assert train(pets, run, "--holdout") == 0

@@ -150,6 +150,8 @@ def test_dry_run_says_what_it_would_do_and_writes_nothing(tmp_path, capsys):
         (["--nonsense"], "unknown setting '--nonsense'; accepted are --batch-size, "),
         (["digits"], "unrecognized arguments: digits; `selectconv train --help`"),
         (["--model-options", "3"], "`model_options` must be a mapping such as .* got '3'"),
+        (["--data-root", "nowhere"], "`data_root` must be a folder; there is no folder nowhere"),
+        (["--data-root", "nowhere", "--dry-run"], "there is no folder nowhere"),
         (["--holdout", "maybe"], "`holdout` must be true or false, got 'maybe'"),
     ],
 )

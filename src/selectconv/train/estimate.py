@@ -18,7 +18,7 @@ from selectconv.core.plan import LayerPlan
 from selectconv.core.slots import draw_shift
 from selectconv.core.threads import using
 from selectconv.data.image_set import DatasetInfo
-from selectconv.data.registry import check_amounts
+from selectconv.data.registry import check_amounts, check_root
 from selectconv.deploy.cost import count_macs, count_params
 from selectconv.tables import counted
 from selectconv.train.config import TrainConfig
@@ -40,6 +40,7 @@ _MAX_SHIFT = 1.5
 def announce(config: TrainConfig, folder: Path, console: Console) -> None:
     """Print a run's plan: network, data, steps, selection, and the time it will take."""
     device = choose_device(config)
+    check_root(config.data, config.data_root)
     info = describe_data(config)
     check_amounts(info, config.subset, config.test_subset, holdout=config.holdout)
     check_network(config, info)

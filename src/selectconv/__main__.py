@@ -1,10 +1,21 @@
 """The `selectconv` command; `python -m selectconv` is the same."""
 
 import sys
+from collections.abc import Sequence
 
-from selectconv.cli.main import main
+from selectconv.cli.signals import leave_at_once
 
 __all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    if arguments is None:  # this process is the command
+        leave_at_once()
+    from selectconv.cli.main import main as answer
+
+    return answer(arguments)
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -51,10 +51,19 @@ def complaint(capsys):
     return lines[0]
 
 
+@pytest.mark.parametrize("place", ["train/bee", "test/bee"])
+def test_classes_that_do_not_fit_are_the_users_to_change(place, pets, tmp_path, capsys):
+    (pets / place).mkdir()
+    assert train(pets, tmp_path / "run") == 2
+    assert "bee" in complaint(capsys)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_on_own_images_from_training_to_the_compressed_network(pets, tmp_path, capsys):
     run = tmp_path / "run"
     assert train(pets, run, "--holdout") == 0
-    said = capsys.readouterr().out
+    said, err = capsys.readouterr()
+    assert err == ""
     assert "24 training and 12 test images, 3x12x12" in said
     rows = RunFolder(run).read("metrics.jsonl")
     assert rows[-1]["test_error"] is not None

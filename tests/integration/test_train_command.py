@@ -79,6 +79,30 @@ def test_eval_repeats_the_last_epochs_error(finished, capsys):
     assert "best.safetensors" in capsys.readouterr().out
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_device_that_is_not_there_is_refused(more, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    out = tmp_path / "run"
+    for device in ("cuda", "mps"):
+        words = [*SMALL[:-1], device, *more, "--out", str(out)]
+        assert main(["train", *words]) == 2
+        said = f"`device` '{device}' is not on this machine; accepted here are auto, cpu."
+        assert said in complaint(capsys)
+    assert main(["train", *SMALL, "--precision", "16-mixed", *more, "--out", str(out)]) == 2
+    assert "accepted on a CPU are 32-true and bf16-mixed" in complaint(capsys)
+    assert not out.exists()
+
+
+def test_eval_tests_here_what_was_trained_on_another_device(finished, capsys, monkeypatch):
+    config = yaml.safe_load((finished / "config.yaml").read_text())
+    away = "mps" if torch.cuda.is_available() else "cuda"
+    (finished / "digests.json").unlink()
+    (finished / "config.yaml").write_text(yaml.safe_dump({**config, "device": away}))
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert main(["eval", str(finished)]) == 0
+
+
 def test_a_config_file_and_flags_that_win_over_it(tmp_path, capsys):
     file = tmp_path / "run.yaml"
     file.write_text("data: digits\nlr: 1e-2\nmax_copies: none\nmethod: dealloc\nseed: 3\n")
@@ -126,6 +150,8 @@ def test_dry_run_says_what_it_would_do_and_writes_nothing(tmp_path, capsys):
         (["--nonsense"], "unknown setting '--nonsense'; accepted are --batch-size, "),
         (["digits"], "unrecognized arguments: digits; `selectconv train --help`"),
         (["--model-options", "3"], "`model_options` must be a mapping such as .* got '3'"),
+        (["--data-root", "nowhere"], "`data_root` must be a folder; there is no folder nowhere"),
+        (["--data-root", "nowhere", "--dry-run"], "there is no folder nowhere"),
         (["--holdout", "maybe"], "`holdout` must be true or false, got 'maybe'"),
     ],
 )
@@ -156,6 +182,27 @@ def test_a_wrong_config_file_is_refused_in_one_line(text, message, tmp_path, cap
     assert not (tmp_path / "run").exists()
 
 
+def test_an_unknown_setting_is_refused_with_the_same_words_on_resume(finished, tmp_path, capsys):
+    file = tmp_path / "run.yaml"
+    file.write_text("epoch: 3\n")
+    said = []
+    for words in ([], ["--resume"]):
+        assert main(["train", "--config", str(file), *words, "--out", str(finished)]) == 2
+        said.append(complaint(capsys))
+    assert said[0] == said[1]
+    assert "Did you mean 'epochs'" in said[0]
+
+
+@pytest.mark.parametrize("flags", [[], ["--resume"], ["--overwrite"], ["--dry-run"]])
+def test_an_output_that_is_a_file_is_refused(flags, tmp_path, capsys):
+    file = tmp_path / "run"
+    file.write_text("precious")
+    for out in (file, file / "below"):
+        assert main(["train", *SMALL, *flags, "--out", str(out)]) == 2
+        assert f"{file} is a file" in complaint(capsys)
+    assert file.read_text() == "precious"
+
+
 def test_an_output_folder_with_something_in_it_is_refused(finished, tmp_path, capsys):
     before = sorted(entry.name for entry in finished.iterdir())
     assert main(["train", *SMALL, "--out", str(finished)]) == 2
@@ -166,9 +213,26 @@ def test_an_output_folder_with_something_in_it_is_refused(finished, tmp_path, ca
     mine.mkdir()
     (mine / "thesis.tex").write_text("precious")
     capsys.readouterr()
-    assert main(["train", *SMALL, "--out", str(mine), "--overwrite"]) == 1
+    assert main(["train", *SMALL, "--out", str(mine)]) == 2
+    assert "not empty" in complaint(capsys)
+    assert os.listdir(mine) == ["thesis.tex"]
+    assert main(["train", *SMALL, "--out", str(mine), "--overwrite"]) == 2
     assert "thesis.tex" in complaint(capsys)
     assert (mine / "thesis.tex").read_text() == "precious"
+
+
+def test_what_other_verbs_made_of_a_run_is_overwritten_with_it(finished, tmp_path, capsys):
+    made = ("compressed.safetensors", "model.onnx", "report.html")
+    for name in made:
+        (finished / name).write_text("")
+    assert main(["train", *SMALL, "--out", str(finished), "--overwrite"]) == 0
+    assert not set(made) & set(os.listdir(finished))
+    mine = tmp_path / "mine"  # not a run's folder
+    mine.mkdir()
+    (mine / "model.onnx").write_text("precious")
+    capsys.readouterr()
+    assert main(["train", *SMALL, "--out", str(mine), "--overwrite"]) == 2
+    assert "'model.onnx', which no run wrote" in complaint(capsys)
 
 
 def test_resume_of_a_finished_run_and_with_other_flags(finished, capsys):
@@ -243,7 +307,14 @@ def test_data_that_is_not_there(tmp_path, capsys):
     assert "No cifar10 in" in complaint(capsys)
 
 
-def test_a_run_that_is_told_to_stop_says_how_to_go_on(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code", "words", "status"),
+    [
+        (signal.SIGTERM, 1, "go on with --resume", "failed"),
+        (signal.SIGINT, 130, "interrupted; continue with --resume", "interrupted"),
+    ],
+)
+def test_a_run_that_is_told_to_stop_says_how_to_go_on(number, code, words, status, tmp_path):
     out = tmp_path / "run"
     command = [sys.executable, "-m", "selectconv", "train", *SMALL, "--epochs", "500"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -259,14 +330,14 @@ def test_a_run_that_is_told_to_stop_says_how_to_go_on(tmp_path):
         while not (out / "last.ckpt").exists() and time.monotonic() < until:
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.1)  # a poll of a file that another process writes
-        process.terminate()
+        process.send_signal(number)
         _, said = process.communicate(timeout=30)
     finally:
         process.kill()
-    assert process.returncode == 1
+    assert process.returncode == code
     assert said.count("\n") == 1
-    assert "go on with --resume" in said
-    assert run_folder.RunFolder(out).status() == "failed"
+    assert words in said
+    assert run_folder.RunFolder(out).status() == status
     assert checkpoint.load_checkpoint(out / "last.ckpt")["epoch"] >= 0
 
 
@@ -304,6 +375,21 @@ def test_a_network_of_ones_own_from_training_to_onnx(tmp_path, capsys, monkeypat
         assert main(words) == 0, capsys.readouterr().err
     assert {"compressed.safetensors", "model.onnx"} <= set(os.listdir(run))
     sys.modules.pop("networks")
+
+
+def test_a_network_that_does_not_fit_is_refused_and_leaves_no_folder(tmp_path, capsys, monkeypatch):
+    (tmp_path / "unfit.py").write_text(
+        "from torch import nn\n"
+        "def spatial(num_classes, in_channels):\n"
+        "    return nn.Conv2d(in_channels, num_classes, 3)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for words in (["train", *SMALL], ["bench", "step"]):
+        assert main([*words, "--model", "unfit:spatial"]) == 2
+        assert "`model` 'unfit:spatial' must return a tensor (N, 10)" in complaint(capsys)
+    assert not (tmp_path / "runs").exists()
+    sys.modules.pop("unfit")
 
 
 def test_a_network_that_does_not_exist_leaves_no_folder(tmp_path, capsys, monkeypatch):
@@ -414,8 +500,22 @@ def test_an_interrupted_run_says_so(tmp_path, capsys, monkeypatch):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # Ctrl-C still works
 
 
-@pytest.mark.parametrize("flag", ["--resume", "--overwrite"])
-def test_a_folder_in_use_is_refused_and_its_process_named(flag, finished, capsys):
+def test_a_run_that_is_interrupted_while_its_folder_is_started_says_so(
+    tmp_path, capsys, monkeypatch
+):
+    def interrupt():
+        assert (out / "status.json").exists()  # as soon as there are settings
+        raise KeyboardInterrupt
+
+    out = tmp_path / "run"
+    monkeypatch.setattr(run_folder, "describe_environment", interrupt)
+    assert main(["train", *SMALL, "--out", str(out)]) == 130
+    assert "interrupted; continue with --resume" in complaint(capsys)
+    assert run_folder.RunFolder(out).status() == "interrupted"
+
+
+@pytest.mark.parametrize("flags", [[], ["--resume"], ["--overwrite"]])
+def test_a_folder_in_use_is_refused_and_its_process_named(flags, finished, capsys):
     (finished / "status.json").write_text('{"status": "running"}')
     before = sorted(entry.name for entry in finished.iterdir())
     script = (
@@ -429,14 +529,14 @@ def test_a_folder_in_use_is_refused_and_its_process_named(flag, finished, capsys
     )
     try:
         assert holder.stdout.readline() == "held\n"
-        assert main(["train", *SMALL, flag, "--out", str(finished)]) == 2
+        assert main(["train", *SMALL, *flags, "--out", str(finished)]) == 2
         assert f"is in use by process {holder.pid} on " in complaint(capsys)
         assert sorted(e.name for e in finished.iterdir() if e.name != ".lock.json") == before
     finally:
         holder.kill()
         holder.communicate()
     # The system has released the lock of the process that was killed.
-    assert main(["train", *SMALL, flag, "--out", str(finished)]) == 0
+    assert main(["train", *SMALL, *flags, "--out", str(finished)]) == (0 if flags else 2)
 
 
 def test_a_failure_to_write_is_not_the_users_input(finished, tmp_path, capsys, monkeypatch):

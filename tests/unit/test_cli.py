@@ -3,6 +3,9 @@
 import builtins
 import io
 import json
+import os
+import signal
+import subprocess
 import sys
 
 import pytest
@@ -47,6 +50,7 @@ def complaint(capsys):
         (["compress", "nowhere", "--round-to", "0"], "`round_to` must be at least 1"),
         (["export", "nowhere"], "nowhere is not a run"),
         (["eval", "x" * 300], "x/config.yaml cannot be a file or folder: File name too long."),
+        (["report", ".", "--out", "no/q.html"], "no/q.html cannot be written: there is no folder"),
         (["report", ".", "--out", "x" * 300], "x cannot be a file or folder: File name too long."),
     ],
 )
@@ -97,6 +101,56 @@ def test_without_the_extra_it_says_what_to_install(capsys, monkeypatch):
     assert main(["train"]) == 1
     assert "pip install 'selectconv[train]'" in complaint(capsys)
     assert main(["--version"]) == 0
+
+
+# As numpy's half-finished import does, it swallows Ctrl-C.
+SLOW_TORCH = """
+import time
+print("importing", flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    pass
+raise ImportError("only half of it is there")
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "words"),
+    [(signal.SIGINT, 130, "interrupted."), (signal.SIGTERM, 1, "stopped by SIGTERM.")],
+)
+@pytest.mark.parametrize("verb", [["train", "--data", "digits"], ["eval", "runs/first"]])
+def test_a_signal_while_torch_is_imported_is_one_line(verb, number, code, words, tmp_path):
+    (tmp_path / "torch.py").write_text(SLOW_TORCH)
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "selectconv", *verb],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    try:
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(number)
+        _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert (process.returncode, said) == (code, f"selectconv: {words}\n")
+
+
+def test_signals_are_left_as_they_were_where_python_calls_the_command(capsys):
+    def mine(number, frame):
+        """Do nothing."""
+
+    before = signal.signal(signal.SIGINT, mine)
+    try:
+        assert main(["data", "list"]) == 0
+        assert signal.getsignal(signal.SIGINT) is mine
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(

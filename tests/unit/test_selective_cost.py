@@ -104,6 +104,24 @@ def test_bench_infer_compiles_both_sides(monkeypatch, capsys):
     assert len(compiled) == 6
 
 
+@pytest.mark.parametrize("flags", [["--runtime", "compile"], ["--compile"]])
+def test_bench_step_compiles_both_sides(flags, monkeypatch, capsys):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or model)
+    rows = bench(capsys, "step", *TINY, "--batch-size", "2", *flags)
+    assert len(compiled) == 4
+    assert f"{TINY[1]}, compiled training step, NCHW: selective, fresh / plain" in rows
+
+
+def test_bench_alloc_of_another_network_also_where_means_are_observed(capsys):
+    for model in (TINY[1], "selectconv.reproduce.networks:small_mobilenet"):
+        rows = bench(capsys, "alloc", "--model", model, "--image-size", "16", "--runtime", "eager")
+        first, later = rows
+        assert first.startswith(f"{model}, ")
+        assert not first.startswith(f"{model}, 0 slots closed")
+        assert rows[later]["unit"] == "s"
+
+
 def test_bench_prints_a_table_for_people(capsys):
     words = ["infer", *SMALL, "--batch-size", "1", "--repeats", "2"]
     assert main(["bench", *words]) == 0
@@ -116,10 +134,11 @@ def test_bench_prints_a_table_for_people(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["alloc", "--model", "densenet40"], "--model goes with"),
+        (["data", "--model", "densenet40"], "--model goes with `bench step`, `bench alloc`, "),
         (["alloc", "--batch-size", "2"], "--batch-size goes with"),
-        (["step", "--model", "densenet40", "--compile"], "takes no --model"),
-        (["step", "--runtime", "eager"], "--runtime goes with `bench infer` only"),
+        (["step", "--compile", "--runtime", "eager"], "exclude each other"),
+        (["step", "--runtime", "onnxruntime"], "--runtime eager or compile only; got 'onnx"),
+        (["alloc", "--runtime", "compile"], "`bench alloc` goes with --runtime eager only"),
         (["infer", "--runtime", "onnx"], "one of eager, compile, onnxruntime"),
         (["step", "--model", "densenet4"], "Did you mean 'densenet40'"),
         (["step", "--model", "densenet40", "--image-size", "0"], "at least 1, got 0"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from selectconv.errors import RunError
+from selectconv.errors import RunError, UsageError
 from selectconv.files import write_text
 from selectconv.train import digests
 from selectconv.train.checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
@@ -175,7 +175,7 @@ def test_clear_deletes_a_run_and_nothing_else(tmp_path):
     folder.clear()
     assert folder.is_empty()
     (folder / "notes.txt").write_text("mine")
-    with pytest.raises(RunError, match=r"notes\.txt"):
+    with pytest.raises(UsageError, match=r"notes\.txt"):
         folder.clear()
     assert (folder / "notes.txt").exists()
 

@@ -9,7 +9,7 @@ from torch import nn
 import selectconv as sc
 from selectconv.data.registry import dataset_info
 from selectconv.train.config import resolve
-from selectconv.train.network import build_model, build_plain
+from selectconv.train.network import build_model, build_plain, check_network
 from selectconv.zoo.external import build_external, check_model_name
 
 MODULE = """
@@ -28,6 +28,46 @@ def number(num_classes, in_channels):
 
 def picky(classes):
     return None
+
+def broken(num_classes, in_channels):
+    raise RuntimeError("no weights here")
+
+class Named(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.head = nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+
+    def forward(self, x):
+        return {"logits": self.head(x)}
+
+class Aided(Named):
+    def forward(self, x):
+        return (self.head(x), self.head(x)) if self.training else self.head(x)
+
+def named(num_classes, in_channels):
+    return Named(num_classes)
+
+def aided(num_classes, in_channels):
+    return Aided(num_classes)
+
+def fewer(num_classes, in_channels):
+    return small(num_classes - 3, in_channels)
+
+def spatial(num_classes, in_channels):
+    return nn.Conv2d(in_channels, num_classes, 3)
+
+def large(num_classes, in_channels):
+    return nn.Sequential(nn.Conv2d(in_channels, 8, 16), nn.Flatten(), nn.Linear(8, num_classes))
+
+def converted(num_classes, in_channels):
+    import selectconv as sc
+    return sc.convert(small(num_classes, in_channels))
+
+def lazy(num_classes, in_channels):
+    return nn.Sequential(
+        nn.LazyConv2d(16, 3), nn.LazyBatchNorm2d(), nn.ReLU(), nn.LazyConv2d(16, 1),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LazyLinear(num_classes),
+    )
 
 value = 7
 """
@@ -135,3 +175,57 @@ def test_a_runs_network_is_converted(own_module, method, realloc, has_shift):
 
 def test_run_names_are_file_names():
     assert resolve({"model": "timm:resnet18"}).run_name == "timm-resnet18-cifar10-select-0"
+
+
+def settings(model, method="select"):
+    return resolve({"model": model, "data": "digits", "method": method, "device": "cpu"})
+
+
+@pytest.mark.parametrize("method", ["plain", "select"])
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("broken", "must return an nn.Module; calling it failed with RuntimeError: no weights"),
+        ("named", r"must return a tensor \(N, 10\), .* for 2 images it returned a dict"),
+        ("aided", "returned a tuple"),
+        ("fewer", r"returned one of shape \(2, 7\)"),
+        ("spatial", r"returned one of shape \(2, 10, 6, 6\)"),
+        ("converted", "must return a plain network, .* leave out sc.convert"),
+        ("large", r"must take images of shape \(N, 1, 8, 8\) .* it fails with RuntimeError"),
+    ],
+)
+def test_networks_that_do_not_fit_are_named_with_what_is_wanted(
+    function, message, method, own_module
+):
+    name = f"{own_module}:{function}"
+    with pytest.raises(ValueError, match=f"`model` '{name}' .*{message}"):
+        check_network(settings(name, method), dataset_info("digits"))
+
+
+def test_a_network_of_timm_that_does_not_fit():
+    with pytest.raises(ValueError, match="`model` 'timm:vit_tiny_patch16_224' must take images"):
+        check_network(settings("timm:vit_tiny_patch16_224", "plain"), dataset_info("digits"))
+
+
+def test_a_network_is_tried_without_touching_the_random_numbers(own_module):
+    before = torch.get_rng_state()
+    check_network(settings(f"{own_module}:small"), dataset_info("digits"))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_lazy_modules_get_their_parameters(own_module):
+    config = settings(f"{own_module}:lazy")
+    check_network(config, dataset_info("digits"))
+    model = build_model(config, dataset_info("digits"))
+    assert isinstance(model[3], sc.SelectConv2d)
+    assert model[-1].weight.shape == (10, 16)
+    assert int(model[1].num_batches_tracked) == 0
+
+
+def test_a_module_that_cannot_be_imported_for_its_own_reasons(tmp_path, monkeypatch):
+    (tmp_path / "wrong_networks.py").write_text("1 / 0")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(ValueError, match="importing 'wrong_networks' failed with ZeroDivision"):
+        build("wrong_networks:f")

@@ -13,10 +13,13 @@ from selectconv.bench.data import bench_data
 from selectconv.bench.interleave import in_turn, ratios, row
 from selectconv.bench.selective_cost import (
     Subject,
+    build_network,
+    draw_images,
     measure_growth,
     measure_memory,
     measure_selective,
 )
+from selectconv.core.mean_source import ObservedMean
 from selectconv.core.models import selective_layers
 from selectconv.data.image_set import ImageSet
 from selectconv.data.registry import Splits, dataset_info
@@ -48,10 +51,10 @@ def measure_step(
     """Measure what selectivity costs a training step of a network.
 
     Without a `subject`, that of DenseNet-40, the trainer's speed, memory and single layers; with
-    `compile`, the trainer's side alone, compiled.
+    `compile` as well, the trainer's side alone, compiled.
     """
     if subject is not None:
-        return measure_selective(repeats, subject)
+        return measure_selective(repeats, subject, compile=compile)
     rows = _measure_trainer(repeats, compile)
     if compile:
         return rows
@@ -102,17 +105,24 @@ def _measure_trainer(repeats: int, compile: bool) -> list[dict[str, Any]]:
     ]
 
 
-def measure_alloc(repeats: int) -> list[dict[str, Any]]:
-    """Time one de- and re-allocation pass over DenseNet-BC-190 with 30% weak slots."""
-    model = create_model("densenet_bc190", selective=True)
+def measure_alloc(
+    repeats: int, model: str = "densenet_bc190", image_size: int = 32
+) -> list[dict[str, Any]]:
+    """Time one de- and re-allocation pass over a network with 30% weak slots."""
+    network = build_network(model, "fresh", image_size)
+    if any(
+        isinstance(layer.mean_source, ObservedMean) for layer in selective_layers(network).values()
+    ):
+        with torch.no_grad():
+            network(draw_images(Subject(model, image_size, batch_size=2), torch.contiguous_format))
     generator = torch.Generator().manual_seed(0)
-    for layer in selective_layers(model).values():
+    for layer in selective_layers(network).values():
         slots = torch.randperm(layer.in_channels, generator=generator)
         with torch.no_grad():
             layer.weight[:, slots[: int(_WEAK * layer.in_channels)]] *= 1e-9
     seconds = []
     for _ in range(repeats + 1):
-        fresh = copy.deepcopy(model)
+        fresh = copy.deepcopy(network)
         optimizer = torch.optim.SGD(param_groups(fresh), lr=0.1, momentum=0.9, weight_decay=1e-4)
         for parameter in fresh.parameters():
             optimizer.state[parameter]["momentum_buffer"] = torch.ones_like(parameter)
@@ -122,7 +132,7 @@ def measure_alloc(repeats: int) -> list[dict[str, Any]]:
         seconds.append(time.process_time() - started)
     closed = sum(map(len, report.deallocated.values()))
     opened = sum(map(len, report.reallocated.values()))
-    case = f"DenseNet-BC-190, {closed} slots closed, {opened} re-opened"
+    case = f"{model}, {closed} slots closed, {opened} re-opened"
     return [
         row("alloc", f"{case}: first call", seconds[:1], "s"),
         row("alloc", f"{case}: later calls", seconds[1:], "s"),

@@ -18,7 +18,7 @@ from selectconv.core.models import selective_layers
 from selectconv.data.registry import dataset_info
 from selectconv.train.config import resolve
 from selectconv.train.estimate import reallocate
-from selectconv.train.network import build_model
+from selectconv.train.network import build_model, check_network
 from selectconv.zoo.blocks import NormReluConv
 
 DEFAULT_MODEL = "densenet40"
@@ -68,7 +68,10 @@ def build_network(name: str, kind: str, image_size: int = 32) -> nn.Module:
     method = "plain" if kind == "plain" else "select"
     config = resolve({"model": name, "method": method, "channels_last": False})
     info = dataset_info(config.data)
-    model = build_model(config, replace(info, shape=(info.shape[0], image_size, image_size)))
+    info = replace(info, shape=(info.shape[0], image_size, image_size))
+    if kind == "plain":
+        check_network(config, info)
+    model = build_model(config, info)
     generator = torch.Generator().manual_seed(0)
     for layer in selective_layers(model).values():
         if layer.shift is None:
@@ -80,13 +83,17 @@ def build_network(name: str, kind: str, image_size: int = 32) -> nn.Module:
     return model
 
 
-def _step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], object]:
+def _step(
+    model: nn.Module, images: Tensor, labels: Tensor, *, compile: bool = False
+) -> Callable[[], object]:
     optimizer = torch.optim.SGD(
         param_groups(model), lr=0.01, momentum=0.9, nesterov=True, weight_decay=1e-4
     )
 
+    run = torch.compile(model) if compile else model
+
     def step() -> None:
-        loss = F.cross_entropy(model(images), labels)
+        loss = F.cross_entropy(run(images), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -94,11 +101,18 @@ def _step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], obje
     return step
 
 
-def measure_selective(repeats: int, subject: Subject) -> list[dict[str, Any]]:
-    """Time a training step of the plain and the selective network in turn, in both layouts."""
+def measure_selective(
+    repeats: int, subject: Subject, *, compile: bool = False
+) -> list[dict[str, Any]]:
+    """Time a training step of the plain and the selective network in turn, in both layouts.
+
+    With `compile`, both go through torch.compile, in NCHW alone: compiling takes minutes.
+    """
     model, image_size = subject.model, subject.image_size
     rows = []
     for layout, memory_format in LAYOUTS.items():
+        if compile and layout != "NCHW":
+            continue
         images = draw_images(subject, memory_format)
         labels = torch.arange(len(images)) % 10
         sides = {}
@@ -106,9 +120,9 @@ def measure_selective(repeats: int, subject: Subject) -> list[dict[str, Any]]:
             # nn.Module.to's overloads do not know memory_format.
             network = build_network(model, kind, image_size)
             network = network.to(memory_format=memory_format)  # type: ignore[call-overload]
-            sides[kind] = _step(network, images, labels)
+            sides[kind] = _step(network, images, labels, compile=compile)
         times = in_turn(sides, repeats)
-        about = f"{model}, training step, {layout}"
+        about = f"{model}, {'compiled ' if compile else ''}training step, {layout}"
         milliseconds = [seconds * 1e3 for seconds in times["plain"]]
         rows.append(row("step", f"{about}: plain", milliseconds, "ms"))
         for kind, words in KINDS.items():

@@ -8,11 +8,18 @@ from rich.table import Table
 from selectconv.checks import check_choice
 from selectconv.cli.console import print_lines, wide_console
 from selectconv.cli.parser import Parser, check_whole
+from selectconv.cli.signals import work_begins
 from selectconv.errors import UsageError
 
 CASES = ("step", "alloc", "infer", "growth", "data")
-OF_MODEL = ("step", "infer", "growth")
 RUNTIMES = ("eager", "compile", "onnxruntime")
+_RUNS_IN = {"step": RUNTIMES[:2], "infer": RUNTIMES}  # all others: in eager mode only
+# The cases that each of these flags goes with.
+_GOES_WITH = {
+    "model": ("step", "alloc", "infer", "growth"),
+    "image_size": ("step", "alloc", "infer", "growth"),
+    "batch_size": ("step", "infer", "growth"),
+}
 
 
 def add_arguments(parser: Parser) -> None:
@@ -25,28 +32,33 @@ def add_arguments(parser: Parser) -> None:
         "--model",
         type=str | None,
         default=None,
-        help="step, infer, growth: a network, as for `selectconv train` (default: densenet40)",
+        help=f"{_cases('model')}: a network, as for `selectconv train` (default: densenet40; "
+        "alloc: densenet_bc190)",
     )
     parser.add_argument(
         "--image-size",
         type=Any,
         default=None,
-        help="step, infer, growth: height and width of the images (default: 32)",
+        help=f"{_cases('image_size')}: height and width of the images (default: 32)",
     )
     parser.add_argument(
         "--batch-size",
         type=Any,
         default=None,
-        help="step, infer, growth: images per call (default: 64)",
+        help=f"{_cases('batch_size')}: images per call (default: 64)",
     )
     parser.add_argument(
         "--runtime",
         type=str | None,
         default=None,
-        help=f"infer: one of {', '.join(RUNTIMES)} (default: eager)",
+        help=f"infer: one of {', '.join(RUNTIMES)}; step: eager or compile (default: eager)",
     )
-    parser.add_argument("--compile", action="store_true", help="step: with torch.compile")
+    parser.add_argument("--compile", action="store_true", help="the same as --runtime compile")
     parser.add_argument("--json", action="store_true", help="print one JSON line per case")
+
+
+def _cases(flag: str) -> str:
+    return ", ".join(_GOES_WITH[flag])
 
 
 def run(options: Namespace) -> int:
@@ -65,44 +77,51 @@ def run(options: Namespace) -> int:
 def _check(options: Namespace) -> None:
     check_choice("case", options.case, CASES)
     check_whole(options, "repeats", 1)
-    if options.compile and options.case != "step":
-        raise UsageError("--compile goes with `bench step` only.")
     if options.runtime is not None:
         check_choice("runtime", options.runtime, RUNTIMES)
-        if options.case != "infer":
-            raise UsageError("--runtime goes with `bench infer` only.")
-    for name in ("model", "image_size", "batch_size"):
+        if options.compile and options.runtime != "compile":
+            raise UsageError(f"--compile and --runtime {options.runtime} exclude each other.")
+    runtimes = _RUNS_IN.get(options.case, RUNTIMES[:1])
+    if _runtime(options) not in runtimes:
+        raise UsageError(
+            f"`bench {options.case}` goes with --runtime {' or '.join(runtimes)} only; "
+            f"got {_runtime(options)!r}."
+        )
+    for name, cases in _GOES_WITH.items():
         if getattr(options, name) is None:
             continue
-        flag = f"--{name.replace('_', '-')}"
-        if options.case not in OF_MODEL:
-            raise UsageError(f"{flag} goes with `bench {'` and `bench '.join(OF_MODEL)}` only.")
-        if options.compile:
-            raise UsageError(f"--compile measures the trainer's step; it takes no {flag}.")
+        if options.case not in cases:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} goes with `bench {'`, `bench '.join(cases)}` only.")
         if name != "model":
             check_whole(options, name, 1)
+
+
+def _runtime(options: Namespace) -> str:
+    return "compile" if options.compile else options.runtime or "eager"
 
 
 def _measure(options: Namespace) -> list[dict[str, Any]]:
     from selectconv.bench import inference, measure
     from selectconv.bench.selective_cost import Subject
 
+    work_begins()
     given = {
-        name: getattr(options, name)
-        for name in ("model", "image_size", "batch_size")
-        if getattr(options, name) is not None
+        name: getattr(options, name) for name in _GOES_WITH if getattr(options, name) is not None
     }
     subject = Subject(**given) if given else None
     if options.case == "infer":
-        return inference.measure_infer(options.repeats, subject, options.runtime or "eager")
+        return inference.measure_infer(options.repeats, subject, _runtime(options))
     if options.case == "step":
-        return measure.measure_step(options.repeats, subject, compile=options.compile)
+        is_compiled = _runtime(options) == "compile"
+        return measure.measure_step(options.repeats, subject, compile=is_compiled)
+    if options.case == "alloc":
+        return measure.measure_alloc(options.repeats, **given)
     if options.case == "growth":
         from selectconv.bench.growth_cost import measure_watching
 
         return measure_watching(options.repeats, subject or Subject())
-    measured = {"alloc": measure.measure_alloc, "data": measure.measure_data}
-    return measured[options.case](options.repeats)
+    return measure.measure_data(options.repeats)
 
 
 def _table(case: str, rows: list[dict[str, Any]]) -> Table:

@@ -12,6 +12,8 @@ from rich.table import Table
 from selectconv.cli.console import print_lines, wide_console
 from selectconv.cli.parser import Parser, check_whole
 from selectconv.cli.places import check_output
+from selectconv.cli.signals import work_begins
+from selectconv.train.run_folder import COMPRESSED
 
 
 def add_arguments(parser: Parser) -> None:
@@ -21,7 +23,7 @@ def add_arguments(parser: Parser) -> None:
         "--out",
         type=str | None,
         default=None,
-        help="file to write (default: DIR/compressed.safetensors)",
+        help=f"file to write (default: DIR/{COMPRESSED})",
     )
     parser.add_argument(
         "--best", action="store_true", help="use the weights of the lowest test error"
@@ -54,7 +56,7 @@ def run(options: Namespace) -> int:
     check_whole(options, "batch_size", 1)
     check_whole(options, "repeats", 1)
 
-    out = check_output(options.out, Path(options.dir) / "compressed.safetensors")
+    out = check_output(options.out, Path(options.dir) / COMPRESSED)
 
     import torch
 
@@ -62,6 +64,7 @@ def run(options: Namespace) -> int:
     from selectconv.deploy.compressed_file import save_compressed
     from selectconv.train.network import load_run
 
+    work_begins()
     trained = load_run(options.dir, best=options.best)
     model, shape = trained.finished(), trained.info.shape
     example = torch.randn(options.batch_size, *shape, generator=torch.Generator().manual_seed(0))

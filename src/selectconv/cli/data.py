@@ -6,6 +6,7 @@ from rich.table import Table
 from selectconv.checks import check_choice
 from selectconv.cli.console import wide_console
 from selectconv.cli.parser import Parser
+from selectconv.cli.signals import work_begins
 from selectconv.errors import DataError, UsageError
 
 ACTIONS = ("list", "fetch")
@@ -30,6 +31,7 @@ def run(options: Namespace) -> int:
     """List or fetch."""
     from selectconv.data.registry import check_dataset_name, fetch_dataset, list_datasets
 
+    work_begins()
     check_choice("action", options.action, ACTIONS)
     if options.name is not None:
         check_dataset_name(options.name)

@@ -6,6 +6,7 @@ from jsonargparse import Namespace
 from rich.console import Console
 
 from selectconv.cli.parser import Parser
+from selectconv.cli.signals import work_begins
 from selectconv.errors import UsageError
 
 
@@ -26,13 +27,15 @@ def run(options: Namespace) -> int:
     """Evaluate."""
     from selectconv.cli.display import Lines
     from selectconv.data.registry import describe_lack, load_dataset
+    from selectconv.train.device import settings_for_testing
     from selectconv.train.evaluation import Evaluation
     from selectconv.train.loop import build_fabric
     from selectconv.train.network import load_run
     from selectconv.train.run_data import check_same_images
 
+    work_begins()
     trained = load_run(options.dir, best=options.best)
-    config = trained.config
+    config = settings_for_testing(trained.config)
     splits = load_dataset(
         config.data,
         options.data_root or config.data_root,

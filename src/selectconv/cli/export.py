@@ -7,13 +7,15 @@ from jsonargparse import Namespace
 
 from selectconv.cli.parser import Parser
 from selectconv.cli.places import check_output
+from selectconv.cli.signals import work_begins
+from selectconv.train.run_folder import ONNX
 
 
 def add_arguments(parser: Parser) -> None:
     """Add the verb's options."""
     parser.add_argument("dir", type=str, help="folder of the run")
     parser.add_argument(
-        "--out", type=str | None, default=None, help="file to write (default: DIR/model.onnx)"
+        "--out", type=str | None, default=None, help=f"file to write (default: DIR/{ONNX})"
     )
     parser.add_argument(
         "--best", action="store_true", help="use the weights of the lowest test error"
@@ -23,13 +25,14 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: Namespace) -> int:
     """Export."""
-    out = check_output(options.out, Path(options.dir) / "model.onnx")
+    out = check_output(options.out, Path(options.dir) / ONNX)
 
     import torch
 
     from selectconv.deploy.onnx import BATCHES, TOLERANCE, export_onnx
     from selectconv.train.network import load_run
 
+    work_begins()
     trained = load_run(options.dir, best=options.best)
     example = torch.randn(1, *trained.info.shape, generator=torch.Generator().manual_seed(0))
     export_onnx(trained.finished(), out, example)

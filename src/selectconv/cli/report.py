@@ -7,6 +7,7 @@ from jsonargparse import Namespace
 
 from selectconv.cli.parser import Parser
 from selectconv.cli.places import check_file
+from selectconv.cli.signals import work_begins
 from selectconv.errors import UsageError
 from selectconv.files import write_text
 
@@ -29,13 +30,13 @@ def run(options: Namespace) -> int:
     from selectconv.report.runs.collect import collect
     from selectconv.report.runs.examine import examine
 
+    work_begins()
     found = examine(collect([Path(folder) for folder in options.dirs]))
     if not found.runs:
         raise UsageError("no finished run to report: " + " ".join(found.left_out))
     for line in [*found.left_out, *found.notes, *find_duplicates(found.runs)]:
         print(f"selectconv: {line}", file=sys.stderr)
     page, _ = build_report(found)
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, page)
     print(f"{out}: {len(found.runs)} runs, {len(page) / 1e6:.1f} MB")
     return 0

@@ -12,6 +12,7 @@ from rich.table import Column, Table
 from selectconv.checks import check_choice, check_non_negative
 from selectconv.cli.parser import Parser, check_whole
 from selectconv.cli.places import check_folder
+from selectconv.cli.signals import work_begins
 from selectconv.errors import RunError, UsageError
 from selectconv.reproduce.grid import TABLES, Grid, PlannedRun, load_grid
 from selectconv.reproduce.jobs import LOGS, RUNS, Outcome, find_state
@@ -68,6 +69,7 @@ def run(options: Namespace) -> int:
         check_non_negative("gpus_per_run", options.gpus_per_run)
     default = Path("reproduce") / f"{grid.table}-{grid.scale}"
     out = check_folder(default if options.out is None else options.out)
+    work_begins()
     console = Console(soft_wrap=True, highlight=False, markup=False)
     if options.engine == "ray":
         check_ray()

@@ -15,16 +15,19 @@ from rich.console import Console
 
 from selectconv.cli.examples import next_commands
 from selectconv.cli.parser import Parser
+from selectconv.cli.places import check_folder
+from selectconv.cli.signals import work_begins
 from selectconv.errors import DataError, RunError, SelectConvError, UsageError
 from selectconv.train.config import (
     TrainConfig,
+    check_names,
     describe_setting,
     resolve,
     setting_names,
     setting_types,
 )
 from selectconv.train.digests import DIGESTS, has_digests
-from selectconv.train.folder_lock import locked
+from selectconv.train.folder_lock import check_free, locked
 from selectconv.train.run_folder import CHECKPOINT, CONFIG, RunFolder
 
 # What the parser looks at: texts are taken as they are, everything else is read as YAML.
@@ -159,6 +162,7 @@ def run(options: Namespace) -> int:
     if not is_first:  # rank 0 looks after the folder
         carry_out(config, folder, console, resume=options.resume)
         return 0
+    check_free(folder.path)  # before all else: a run that is under way is not empty either
     check_start(folder, options)
     announce(config, folder.path, console)  # builds the network: what is wrong with it shows here
     with locked(folder.path):
@@ -167,8 +171,6 @@ def run(options: Namespace) -> int:
             folder.clear()
         if options.resume:
             _tell_about(folder)
-        if not (folder / CHECKPOINT).exists():
-            folder.start(config.to_dict())
         last = carry_out(config, folder, console, resume=options.resume)
     result = f"train loss {last['train_loss']:.4f}, no test images"
     if last["test_error"] is not None:
@@ -185,8 +187,7 @@ def check_start(folder: RunFolder, options: Namespace) -> None:
     """Refuse to start in a folder that is not empty, unless it may be overwritten.
 
     Raises:
-        UsageError: it is not empty.
-        RunError: it holds something that no run wrote.
+        UsageError: it is not empty, or holds something that no run wrote.
     """
     if options.resume or folder.is_empty():
         return
@@ -201,12 +202,15 @@ def check_start(folder: RunFolder, options: Namespace) -> None:
 def carry_out(
     config: TrainConfig, folder: RunFolder, console: Console, *, resume: bool
 ) -> dict[str, Any]:
-    """Train; if that fails, leave a folder that says how it ended."""
+    """Start the folder and train; if that fails, the folder says how it ended."""
     from selectconv.cli.display import choose_display
     from selectconv.train.loop import train
 
+    work_begins()
     try:
         with stoppable():
+            if _is_first() and not (folder / CHECKPOINT).exists():
+                folder.start(config.to_dict())
             return train(config, folder, choose_display(config, console), resume=resume)
     except KeyboardInterrupt:
         _try(lambda: _set_status(folder, "interrupted"))
@@ -233,7 +237,7 @@ def _clear(folder: RunFolder) -> None:
 
 
 def _set_status(folder: RunFolder, status: str, message: str | None = None) -> None:
-    if _is_first():
+    if _is_first() and (folder / CONFIG).exists():  # without settings, nothing was started
         folder.set_status(status, message)
 
 
@@ -279,11 +283,12 @@ def choose_run(
     """
     if out is None or not resume:
         config = resolve(given)
-        folder = RunFolder(out or Path("runs") / config.run_name)
+        default = Path("runs") / config.run_name
+        folder = RunFolder(check_folder(default if out is None else out))
         if not resume:
             return config, folder
     else:
-        folder = RunFolder(out)
+        folder = RunFolder(check_folder(out))
     if not folder.path.is_dir():
         raise UsageError(f"--resume: there is no folder {folder.path}.")
     if folder.is_empty():  # killed before it wrote anything
@@ -296,6 +301,7 @@ def choose_run(
         raise UsageError(str(error)) from error
     except (TypeError, ValueError) as error:
         raise UsageError(f"{folder / CONFIG}: {error}") from error
+    check_names(given)
     different = [name for name, value in given.items() if config.to_dict()[name] != value]
     if different:
         name = different[0]

@@ -12,7 +12,8 @@ def progress_bar(
 ) -> Iterator[Callable[[int], None]]:
     """Show a bar while the block runs; the block gets the function that advances it.
 
-    Without rich (the `train` extra) nothing is shown: a missing bar is no reason to fail.
+    Without rich (the `train` extra) nothing is shown: a missing bar is no reason to fail. Nor is
+    a bar that does not stay where stderr is no terminal: a log would get an empty line.
 
     Args:
         title: the text to the left of the bar.
@@ -25,6 +26,9 @@ def progress_bar(
         return
     progress = importlib.import_module("rich.progress")
     console = importlib.import_module("rich.console").Console(stderr=True)
+    if not stays and not console.is_terminal:
+        yield lambda amount: None
+        return
     amount = progress.DownloadColumn() if of_bytes else progress.MofNCompleteColumn()
     columns = (
         progress.TextColumn("{task.description}"),

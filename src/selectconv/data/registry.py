@@ -221,7 +221,8 @@ def load_dataset(
     Raises:
         TypeError, ValueError: unknown name (the nearest one is named), a subset that is not
             a number from 1 to the size of the set, or an image size that is not accepted.
-        UsageError: your images have no `test`, and `holdout` or `test_subset` asks for it.
+        UsageError: there is no folder `root` for a data set that needs no files; your images have
+            no `test`, and `holdout` or `test_subset` asks for it.
         DataError: the data is not available, or damaged; the error says which file, or what to
             put where.
 
@@ -230,6 +231,7 @@ def load_dataset(
         Traceback (most recent call last):
         ValueError: `name` must be one of ... Did you mean 'cifar10'?
     """
+    check_root(name, root)
     entry = _entry(name, root, image_size)
     own = own_folder(name) is not None
     info = entry.info if own else dataset_info(name, image_size)
@@ -244,6 +246,18 @@ def load_dataset(
     if image_size is not None and not own:
         parts = [shrink_images(images, image_size) for images in parts]
     return Splits(info, parts[0], parts[1], tuple(parts[2:]))
+
+
+def check_root(name: str, root: Path | str | None) -> None:
+    """Check the folder of a data set that needs no files: of all others, it is looked into.
+
+    Raises:
+        UsageError: there is no such folder.
+    """
+    if root is None or own_folder(name) is not None or _entry(name).places:
+        return
+    if not Path(root).expanduser().is_dir():
+        raise UsageError(f"`data_root` must be a folder; there is no folder {root}.")
 
 
 def check_amounts(

@@ -6,7 +6,7 @@ The paper's values, for the pair of model and data set, are in `recipes.yaml`.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from importlib.resources import files
@@ -314,14 +314,23 @@ def _recipes() -> dict[str, Any]:
     return content
 
 
+def check_names(given: Iterable[str]) -> None:
+    """Check that these are names of settings.
+
+    Raises:
+        ValueError: one is not; the nearest one is named.
+    """
+    for name in given:
+        check_choice("setting", name, setting_names())
+
+
 def resolve(given: Mapping[str, Any]) -> TrainConfig:
     """Fill in the paper's settings for the pair of model and data set wherever none is given.
 
     Raises:
         TypeError, ValueError: an unknown setting, or a value that is not accepted.
     """
-    for name in given:
-        check_choice("setting", name, setting_names())
+    check_names(given)
     recipes = _recipes()
     values: dict[str, Any] = {**_defaults(), **recipes["common"]}
     values |= {name: given[name] for name in ("model", "data", "method") if name in given}

@@ -18,12 +18,13 @@ from selectconv.core.plan import LayerPlan
 from selectconv.core.slots import draw_shift
 from selectconv.core.threads import using
 from selectconv.data.image_set import DatasetInfo
-from selectconv.data.registry import check_amounts
+from selectconv.data.registry import check_amounts, check_root
 from selectconv.deploy.cost import count_macs, count_params
 from selectconv.tables import counted
 from selectconv.train.config import TrainConfig
+from selectconv.train.device import choose_device
 from selectconv.train.loop import build_optimizer
-from selectconv.train.network import build_model, build_plain
+from selectconv.train.network import build_model, build_plain, check_network
 from selectconv.train.run_data import describe_data
 
 # Most multiply-adds of a timed forward pass: seconds even for the largest network.
@@ -38,8 +39,11 @@ _MAX_SHIFT = 1.5
 
 def announce(config: TrainConfig, folder: Path, console: Console) -> None:
     """Print a run's plan: network, data, steps, selection, and the time it will take."""
+    device = choose_device(config)
+    check_root(config.data, config.data_root)
     info = describe_data(config)
     check_amounts(info, config.subset, config.test_subset, holdout=config.holdout)
+    check_network(config, info)
     train_images = min(config.subset or info.num_train, info.num_train)
     seconds = seconds_per_image(config, info) * count_images(config, info)
     table = Table.grid(padding=(0, 2))
@@ -57,9 +61,8 @@ def announce(config: TrainConfig, folder: Path, console: Console) -> None:
         f"{config.epochs} epochs of {steps} steps of {config.batch_size}, lr {config.lr}",
     )
     threads = torch.get_num_threads()
-    table.add_row(
-        "device", f"{choose_device(config)}, {config.precision}, {counted(threads, 'thread')}"
-    )
+    words = counted(threads, "thread")
+    table.add_row("device", f"{device}, {config.precision}, {words}")
     table.add_row("folder", str(folder))
     table.add_row("takes", f"about {describe_duration(seconds)}")
     console.print(table, highlight=False)
@@ -122,15 +125,6 @@ def reallocate(
     shifts = shift if use_shift else None
     plan = LayerPlan(moved, moved, sources[chosen], shifts, weight_seed=0)
     layer.apply_plan(plan)
-
-
-def choose_device(config: TrainConfig) -> torch.device:
-    """Return the device that a run with these settings takes."""
-    if config.device != "auto":
-        return torch.device(config.device)
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
 def seconds_per_image(config: TrainConfig, info: DatasetInfo) -> float:

@@ -45,6 +45,17 @@ def locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
+def check_free(folder: Path) -> None:
+    """Refuse a folder that another process holds; nothing is created.
+
+    Raises:
+        UsageError: another process holds it; the message names that one.
+    """
+    if (folder / LOCK).exists():
+        with locked(folder):
+            return
+
+
 def _name_holder(folder: Path) -> str:
     try:
         holder = json.loads((folder / HOLDER).read_text(encoding="utf-8"))

@@ -22,6 +22,7 @@ from selectconv.errors import RunError, SelectConvError
 from selectconv.files import write_text
 from selectconv.train.checkpoint import fit_shapes, load_checkpoint, save_checkpoint, save_weights
 from selectconv.train.config import TrainConfig
+from selectconv.train.device import choose_device
 from selectconv.train.evaluation import Display, Evaluation
 from selectconv.train.network import build_model, in_layout
 from selectconv.train.run_data import check_same_images, record_data, run_data
@@ -46,7 +47,12 @@ _LOST_RANK = re.compile(r"gloo|nccl|closed by peer|reset by peer|broken pipe", r
 
 
 def build_fabric(config: TrainConfig) -> Fabric:
-    """Set up devices, precision and processes; under torchrun, all of its processes."""
+    """Set up devices, precision and processes; under torchrun, all of its processes.
+
+    Raises:
+        UsageError: this machine has no such device, or not in this precision.
+    """
+    choose_device(config)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     fabric = Fabric(

@@ -6,10 +6,13 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from selectconv.conversion.convert import convert
+from selectconv.core.models import selective_layers
 from selectconv.data.image_set import DatasetInfo
 from selectconv.errors import RunError, UsageError
+from selectconv.trace.example import evaluating
 from selectconv.train.checkpoint import load_weights
 from selectconv.train.config import TrainConfig, resolve
 from selectconv.train.run_data import run_data
@@ -19,6 +22,7 @@ from selectconv.zoo.external import build_external, is_external
 
 # The options of an external network that are `convert`'s, not the network's.
 _OF_CONVERT = ("realloc", "min_channels")
+_IMAGES = 2  # with which a network is tried
 
 
 def build_model(config: TrainConfig, info: DatasetInfo) -> nn.Module:
@@ -128,14 +132,72 @@ def _stem_for(info: DatasetInfo) -> str:
     return {"tiny-imagenet": "tiny", "imagenet": "imagenet"}.get(info.name, "cifar")
 
 
-def _build_external(config: TrainConfig, info: DatasetInfo) -> nn.Module:
-    options = dict(config.model_options)
-    of_convert = {name: options.pop(name) for name in _OF_CONVERT if name in options}
+def check_network(config: TrainConfig, info: DatasetInfo) -> None:
+    """Run a network from outside the zoo, which is thrown away, on two images.
+
+    It runs as in training and as in testing: some answer differently. No random numbers are used.
+
+    Raises:
+        ValueError: it fails, does not answer with one row of class scores per image, or has
+            selective layers already.
+    """
+    if not is_external(config.model):
+        return
+    with torch.random.fork_rng():
+        model = _build_outside(config, info)
+        if selective_layers(model):
+            raise ValueError(
+                f"`model` {config.model!r} must return a plain network, which is then converted as "
+                "`method` needs it; it has selective layers already: leave out sc.convert."
+            )
+        for training in (False, True):
+            _check_answer(_run(model.train(training), config, info), config, info)
+
+
+def _check_answer(answer: Any, config: TrainConfig, info: DatasetInfo) -> None:
+    got = f"a {type(answer).__name__}"
+    if isinstance(answer, torch.Tensor):
+        if answer.shape == (_IMAGES, info.num_classes):
+            return
+        got = f"one of shape {tuple(answer.shape)}"
+    raise ValueError(
+        f"`model` {config.model!r} must return a tensor (N, {info.num_classes}), one score for "
+        f"each class of {info.name}; for {_IMAGES} images it returned {got}."
+    )
+
+
+def _run(model: nn.Module, config: TrainConfig, info: DatasetInfo) -> Any:
+    """Run a network on images of zeros."""
+    images = torch.zeros(_IMAGES, *info.shape)
+    try:
+        with torch.no_grad():
+            return model(images)
+    except Exception as error:  # of a network that is not ours
+        shape = ", ".join(map(str, ("N", *info.shape)))
+        raise ValueError(
+            f"`model` {config.model!r} must take images of shape ({shape}) and return a tensor "
+            f"(N, {info.num_classes}); it fails with {type(error).__name__}: {error}"
+        ) from error
+
+
+def _build_outside(config: TrainConfig, info: DatasetInfo) -> nn.Module:
+    """Build a network that is not of the zoo, as it comes; lazy modules get their parameters."""
+    options = {key: v for key, v in config.model_options.items() if key not in _OF_CONVERT}
     model = build_external(
         config.model, num_classes=info.num_classes, in_channels=info.shape[0], options=options
     )
+    if any(isinstance(module, LazyModuleMixin) for module in model.modules()):
+        with evaluating(model):
+            _run(model, config, info)
+    return model
+
+
+def _build_external(config: TrainConfig, info: DatasetInfo) -> nn.Module:
+    model = _build_outside(config, info)
     if not config.is_selective:
         return model
+    options = config.model_options
+    of_convert = {name: options[name] for name in _OF_CONVERT if name in options}
     if config.method_info.only_closes:
         of_convert.setdefault("realloc", "none")
     return convert(model, torch.zeros(1, *info.shape), **of_convert)

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import yaml
 
 from selectconv import __version__
-from selectconv.errors import RunError
+from selectconv.errors import RunError, UsageError
 from selectconv.files import read_json_lines, write_text
 from selectconv.train.digests import (
     DIGESTS,
@@ -30,10 +30,12 @@ METRICS, ALLOCATION = "metrics.jsonl", "allocation.jsonl"
 CHECKPOINT, PREVIOUS = "last.ckpt", "previous.ckpt"
 LAST, BEST = "last.safetensors", "best.safetensors"
 HOLDOUT, GAINS, IMAGES, TENSORBOARD = "holdout.json", "gains.json", "images.json", "tensorboard"
-_OWN = (
+_OWN: tuple[str, ...] = (
     CONFIG, ENVIRONMENT, STATUS, METRICS, ALLOCATION, CHECKPOINT, PREVIOUS, LAST, BEST, HOLDOUT,
     GAINS, IMAGES, DIGESTS, TENSORBOARD,
 )  # fmt: skip
+# What `compress`, `export` and `report` make of a run, in its folder.
+COMPRESSED, ONNX, REPORT = "compressed.safetensors", "model.onnx", "report.html"
 _LOCK_FILES = (LOCK, HOLDER, f"{HOLDER}.part")
 # What a start that was cut short, before it wrote its settings, may leave behind.
 _BEGINNINGS = (DIGESTS, f"{DIGESTS}.part", f"{CONFIG}.part")
@@ -62,15 +64,18 @@ class RunFolder:
         return sorted(entry for entry in self.path.iterdir() if entry.name not in _LOCK_FILES)
 
     def check_own(self) -> None:
-        """Refuse a folder that holds anything but a run's own files.
+        """Refuse a folder that holds anything but a run's own files and what was made of it.
 
         Raises:
-            RunError: there are files that no run wrote.
+            UsageError: there are files that no run wrote.
         """
         names = [entry.name for entry in self._entries()]
-        foreign = [name for name in names if name.removesuffix(".part") not in _OWN]
+        own = _OWN
+        if CONFIG in names:  # elsewhere, a model.onnx is somebody else's
+            own += (COMPRESSED, ONNX, REPORT)
+        foreign = [name for name in names if name.removesuffix(".part") not in own]
         if foreign:
-            raise RunError(
+            raise UsageError(
                 f"{self.path} holds {foreign[0]!r}, which no run wrote: nothing was deleted; "
                 "choose another --out."
             )
@@ -79,10 +84,11 @@ class RunFolder:
         """Delete a run's own files; refuse a folder that holds anything else.
 
         Raises:
-            RunError: there are files that no run wrote.
+            UsageError: there are files that no run wrote.
         """
         self.check_own()
-        for entry in self._entries():
+        # The settings last: until then it is a run, and a second try deletes the rest.
+        for entry in sorted(self._entries(), key=lambda entry: entry.name == CONFIG):
             if entry.is_dir():
                 shutil.rmtree(entry)
             else:
@@ -96,8 +102,8 @@ class RunFolder:
             raise RunError(f"cannot create {self.path}: {error.strerror}.") from error
         text = yaml.safe_dump(dict(config), sort_keys=False)
         write_recorded(self / CONFIG, lambda file: file.write(text.encode()))
+        self.set_status("running")  # before the environment, which takes a moment to collect
         write_text(self / ENVIRONMENT, json.dumps(describe_environment(), indent=2) + "\n")
-        self.set_status("running")
 
     def read_config(self) -> dict[str, Any]:
         """Read the settings of the run.

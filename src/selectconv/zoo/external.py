@@ -74,6 +74,11 @@ def build_external(
             f"`model` {name!r} must accept `num_classes`, `in_channels` and the model options "
             f"{sorted(options)}; calling it failed: {error}."
         ) from error
+    except Exception as error:  # of a function that is not ours
+        raise ValueError(
+            f"`model` {name!r} must return an nn.Module; calling it failed with "
+            f"{type(error).__name__}: {error}"
+        ) from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"`model` {name!r} must return an nn.Module, got {type(model).__name__}.")
     return model
@@ -96,8 +101,10 @@ def _build_timm(
         model: nn.Module = timm.create_model(
             name, num_classes=num_classes, in_chans=in_channels, **options
         )
-    except TypeError as error:
-        raise ValueError(f"`model` timm:{name}: {error}.") from error
+    except Exception as error:  # of a network that is not ours
+        raise ValueError(
+            f"`model` timm:{name} cannot be built: {type(error).__name__}: {error}"
+        ) from error
     return model
 
 
@@ -111,6 +118,10 @@ def _find_function(place: str, function: str) -> Callable[..., object]:
         raise ValueError(
             f"`model`: cannot import {place!r}: {error}; it is looked for in the current folder "
             "and among the installed packages."
+        ) from error
+    except Exception as error:  # in a module that is not ours
+        raise ValueError(
+            f"`model`: importing {place!r} failed with {type(error).__name__}: {error}"
         ) from error
     build: Callable[..., object] | None = getattr(module, function, None)
     if not callable(build):

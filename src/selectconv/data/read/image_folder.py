@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from selectconv.data.image_set import DatasetInfo
 from selectconv.data.read.image_file import import_pillow, open_image
-from selectconv.errors import DataError
+from selectconv.errors import DataError, SelectConvError
 
 FILES = ("train", "val")
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -94,22 +94,29 @@ def read_image_folder(folder: Path, info: DatasetInfo) -> tuple[ImageFolder, Ima
     return train, list_test(folder / "val", classes, info.shape)
 
 
-def list_test(folder: Path, classes: tuple[str, ...], shape: tuple[int, int, int]) -> ImageFolder:
+def list_test(
+    folder: Path,
+    classes: tuple[str, ...],
+    shape: tuple[int, int, int],
+    *,
+    error: type[SelectConvError] = DataError,
+) -> ImageFolder:
     """Return the images of a folder whose classes must be among those of training.
 
     Raises:
-        DataError: it has no class folders, or one that training does not have.
+        SelectConvError: of the class `error`: it has no class folders, or one that training does
+            not have.
     """
     found = list_classes(folder)
     if not found:
-        raise DataError(
+        raise error(
             f"{folder} has no class folders: sort its images into one folder per class, "
             "named as in train."
         )
     strange = sorted(set(found) - set(classes))
     if strange:
-        raise DataError(f"{folder} has the class {strange[0]!r}, which train does not have.")
-    return list_images(folder, classes, shape)
+        raise error(f"{folder} has the class {strange[0]!r}, which train does not have.")
+    return list_images(folder, classes, shape, error=error)
 
 
 def list_classes(folder: Path) -> tuple[str, ...]:
@@ -125,11 +132,18 @@ def list_classes(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(name for name in found if not name.startswith(".")))
 
 
-def list_images(folder: Path, classes: tuple[str, ...], shape: tuple[int, int, int]) -> ImageFolder:
+def list_images(
+    folder: Path,
+    classes: tuple[str, ...],
+    shape: tuple[int, int, int],
+    *,
+    error: type[SelectConvError] = DataError,
+) -> ImageFolder:
     """Return the images of some class folders, as (C, H, W) of `shape`.
 
     Raises:
-        DataError: a folder cannot be read, or there are no images.
+        SelectConvError: of the class `error`: there are no images.
+        DataError: a folder cannot be read.
     """
     names: list[bytes] = []
     counts: list[int] = []
@@ -142,17 +156,17 @@ def list_images(folder: Path, classes: tuple[str, ...], shape: tuple[int, int, i
             )
         except FileNotFoundError:
             found = []  # a part of `val` need not show every class
-        except OSError as error:
+        except OSError as problem:
             raise DataError(
-                f"{folder / name} cannot be read: {error.strerror or error}."
-            ) from error
+                f"{folder / name} cannot be read: {problem.strerror or problem}."
+            ) from problem
         names += found
         counts.append(len(found))
     if folder.name == "train" and not all(counts):
         empty = classes[counts.index(0)]
-        raise DataError(f"{folder / empty} has no images ({', '.join(SUFFIXES)}).")
+        raise error(f"{folder / empty} has no images ({', '.join(SUFFIXES)}).")
     if not names:
-        raise DataError(f"{folder} has no images ({', '.join(SUFFIXES)}).")
+        raise error(f"{folder} has no images ({', '.join(SUFFIXES)}).")
     labels = torch.repeat_interleave(torch.arange(len(classes)), torch.tensor(counts))
     return ImageFolder(folder, classes, np.array(names), labels, shape[1], shape[0])
 

@@ -68,7 +68,8 @@ def describe_images(name: str, folder: Path, image_size: int | None) -> DatasetI
             224.
 
     Raises:
-        UsageError: there is no such folder, or it has no class folders.
+        UsageError: there is no such folder, it has no class folders, a class without images, or
+            one in `test` that `train` does not have.
         DataError: a folder or the first image cannot be read.
     """
     train_folder = folder / TRAIN
@@ -86,7 +87,7 @@ def describe_images(name: str, folder: Path, image_size: int | None) -> DatasetI
             f"`data`: {train_folder} has no class folders: sort its images into one folder per "
             "class."
         )
-    train = list_images(train_folder, classes, (3, 1, 1))
+    train = list_images(train_folder, classes, (3, 1, 1), error=UsageError)
     channels, own_size = look_at(train.path(0))
     size = min(*own_size, _LARGEST)
     if image_size is not None:
@@ -131,7 +132,9 @@ def read_images(
 def _list_test(
     folder: Path, classes: tuple[str, ...], shape: tuple[int, int, int]
 ) -> ImageFolder | None:
-    return list_test(folder / TEST, classes, shape) if (folder / TEST).is_dir() else None
+    if not (folder / TEST).is_dir():
+        return None
+    return list_test(folder / TEST, classes, shape, error=UsageError)
 
 
 def _decode(folder: ImageFolder, advance: Callable[[int], None]) -> ImageSet:

@@ -38,10 +38,10 @@ def expected_relu(beta: Tensor, gamma: Tensor) -> Tensor:
         gamma: standard deviations up to sign; where it is 0 the result is `max(beta, 0)`.
 
     Returns:
-        The expectations, in the wider dtype of the two.
+        The expectations, in the shape that both broadcast to and the wider dtype of the two.
 
     Raises:
-        TypeError, ValueError: not floating tensors of one shape.
+        TypeError, ValueError: not floating tensors, or of shapes that do not broadcast.
 
     Example:
         >>> import torch
@@ -84,13 +84,14 @@ def expected_activation(beta: Tensor, gamma: Tensor, act: Activation | None) -> 
     absolute error of at most `1e-4 * (1 + |gamma|)`, kinks included.
 
     Args:
-        beta: (C,) means.
-        gamma: (C,) standard deviations up to sign.
+        beta: means, any shape; (C,) for an `act` with parameters for each channel.
+        gamma: standard deviations up to sign; broadcasts with `beta`.
         act: an elementwise callable or module; it sees (points, C), so a per-channel one
             (`nn.PReLU(C)`) works too.
 
     Raises:
-        TypeError, ValueError: not floating tensors of one shape, or `act` is not elementwise.
+        TypeError, ValueError: not floating tensors, or of shapes that do not broadcast, or `act` is
+            not elementwise.
 
     Example:
         >>> import torch
@@ -128,8 +129,15 @@ def is_relu(act: Activation | None) -> bool:
 
 def _normal(beta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
     check_tensor("beta", beta, (None,) * getattr(beta, "ndim", 0))
-    check_tensor("gamma", gamma, tuple(beta.shape), match="beta")
+    check_tensor("gamma", gamma, (None,) * getattr(gamma, "ndim", 0))
     dtype = torch.promote_types(beta.dtype, gamma.dtype)
+    try:
+        beta, gamma = torch.broadcast_tensors(beta, gamma)
+    except RuntimeError:
+        raise ValueError(
+            "`beta` and `gamma` must have shapes that broadcast, "
+            f"got {tuple(beta.shape)} and {tuple(gamma.shape)}."
+        ) from None
     # A handful of numbers a layer: float64 costs nothing, where the device has it (MPS does not).
     exact = torch.float32 if beta.device.type == "mps" else torch.float64
     return beta.to(exact), gamma.to(exact), dtype
@@ -158,15 +166,22 @@ def _integrate(beta: Tensor, gamma: Tensor, act: Activation, power: int) -> Tens
     The steps are halved until that changes nothing that matters.
     """
     beta, gamma, dtype = _normal(beta, gamma)
-    check_tensor("beta", beta, (None,))
     check_callable("act", act)
+    shape = beta.shape
+    parameters = act.parameters() if isinstance(act, nn.Module) else ()
+    if len(shape) != 1 and any(parameter.numel() > 1 for parameter in parameters):
+        raise ValueError(
+            "`beta` and `gamma` must be (C,) for an `act` with parameters for each channel, "
+            f"got shape {tuple(shape)}."
+        )
+    beta, gamma = beta.flatten(), gamma.flatten()
     tolerance = _TOLERANCE * (1 + gamma.abs()) ** power
     steps = _FEWEST_STEPS
     while True:
         estimate, change = _trapezoid(beta, gamma, act, power, steps)
         close = change <= tolerance + 1e-6 * estimate.abs()
         if steps >= _MOST_STEPS or bool(close.all()):
-            return estimate.to(dtype)
+            return estimate.to(dtype).view(shape)
         steps *= 2
 
 

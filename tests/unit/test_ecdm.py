@@ -204,6 +204,38 @@ class TestExpectedActivation:
         for beta in np.linspace(-0.1, 0.1, 21):
             assert_integrates(CASES["Hardshrink"], f64(beta), gamma, power=1)
 
+    @pytest.mark.parametrize(
+        ("name", "beta", "gamma"),
+        [
+            ("threshold", 0.7, 0.5),
+            ("high threshold", 0.7, 0.5),
+            ("step", 0.0, 1e-3),  # on a node
+            ("step", 0.3, 1.0),
+            ("floor", 0.7, 60.0),  # about one tread for each of 1024 steps
+            ("floor", 0.7, 30.0),
+            ("floor", 60.0, 0.7),
+            ("floor", -0.3, 5.0),
+        ],
+    )
+    @pytest.mark.parametrize("power", [1, 2])
+    def test_jumps(self, name, beta, gamma, power):
+        reach = range(math.floor(beta - 12 * gamma), math.ceil(beta + 12 * gamma) + 1)
+        case = {
+            "threshold": Case(nn.Threshold(0.3, 20.0), lambda x: x if x > 0.3 else 20.0, (0.3,)),
+            "high threshold": Case(nn.Threshold(0.3, 2e3), lambda x: x if x > 0.3 else 2e3, (0.3,)),
+            "step": Case(lambda x: (x > 0).to(x.dtype), lambda x: float(x > 0), (0,)),
+            "floor": Case(torch.floor, math.floor, reach),
+        }[name]
+        assert_integrates(case, f64(beta), gamma, power)
+
+    def test_jumps_of_each_channel(self):
+        beta, gamma = torch.linspace(-2, 2, 9).double(), torch.linspace(0.0, 2.0, 9).double()
+        act = nn.Threshold(0.3, 20.0)
+        alone = [expected_activation(b, g, act) for b, g in zip(beta, gamma, strict=True)]
+        np.testing.assert_allclose(
+            expected_activation(beta, gamma, act), torch.stack(alone), atol=INTEGRATED
+        )
+
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
     def test_per_channel_activations(self, dtype):
         prelu = nn.PReLU(3, dtype=dtype)

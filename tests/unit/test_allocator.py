@@ -3,6 +3,7 @@ import json
 import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -930,3 +931,26 @@ def test_a_default_device_of_another_kind_does_not_matter(mode):
             allocator = sc.ChannelAllocator(model, total_epochs=2, mode=mode)
             plans.append(allocator.step(0).plan.to_dict())
     assert plans[0] == plans[1] != {}
+
+
+def test_numbers_of_numpy_and_torch_are_kept_as_plain_ones():
+    model = conv_net()
+    silence(model)
+    allocator = sc.ChannelAllocator(
+        model,
+        total_epochs=np.int64(3),
+        gamma=np.float32(0.1),
+        top_k=torch.tensor(2),
+        max_copies=np.int32(4),
+        stop_at=torch.tensor(1.0),
+        grace=np.int64(0),
+        seed=np.int64(1),
+    )
+    report = allocator.step(np.int64(0))
+    settings = {**allocator.state_dict()["settings"], "epoch": report.epoch}
+    assert all(type(value) in (int, float, str) for value in settings.values())
+    assert json.dumps(report.to_dict())
+    gammas = np.linspace(0, 0.1, 3, dtype=np.float32)
+    assert [row.gamma for row in allocator.preview(gammas=gammas)] == gammas.tolist()
+    decays = sc.param_groups(model, weight_decay=np.float32(0.5))
+    assert type(decays[0]["weight_decay"]) is float

@@ -185,7 +185,7 @@ class ChannelAllocator:
                 state cannot be cleared for a slot. Model and optimizer were left as they were.
             MeanSourceError: a layer that does not know its input's mean.
         """
-        check_count("epoch", epoch, 0)
+        epoch = check_count("epoch", epoch, 0)
         if epoch <= self.last_epoch:
             raise AllocationError(
                 f"`epoch` {epoch} was stepped already (the last was {self.last_epoch}): "

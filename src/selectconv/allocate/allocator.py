@@ -33,6 +33,7 @@ from selectconv.core.models import count_slots, selective_layers, unwrap
 from selectconv.core.plan import AllocationPlan, LayerPlan
 from selectconv.core.threads import one_thread
 from selectconv.errors import AllocationError, SelectConvWarning
+from selectconv.trace.example import as_arguments
 
 MODES = ("select", "zero", "random", "dealloc", "shift", "none")
 
@@ -115,6 +116,8 @@ class ChannelAllocator:
         self.rule = ReallocRule(top_k, max_copies, init, use_shift=shifts, growth=growth)
         self.model = unwrap(model)
         self.optimizer = optimizer
+        if example_input is not None:
+            as_arguments(example_input)  # checks it
         self._example_input = example_input
         self.last_epoch = -1
         self._is_overtime = False  # whether the warning was given
@@ -238,7 +241,8 @@ class ChannelAllocator:
         Args:
             gammas: compare these in place of the allocator's own: a table of the slots that a step
                 would close at each, and of the layers and the cost that this leaves (the cost:
-                where the allocator has an `example_input`). `print` it, or `.plot()` it.
+                where the allocator has an `example_input` and the model can be counted). `print`
+                it, or `.plot()` it.
         """
         if gammas is not None:
             protected = {

@@ -1132,3 +1132,20 @@ def test_a_patched_forward_is_refused():
     conv.forward = lambda x: x
     with pytest.raises(TypeError, match="patched forward"):
         sc.SelectConv2d.from_conv(conv)
+
+
+@pytest.mark.parametrize("generator", [5, "x"])
+def test_realloc_refuses_what_is_no_generator(generator):
+    layer = with_batch_norm(make_layer(dtype=torch.float32))
+    layer.close([2])
+    with pytest.raises(
+        TypeError, match=f"`generator` must be a torch.Generator.*got {generator!r}"
+    ):
+        layer.realloc(generator=generator)
+
+
+@pytest.mark.parametrize("slots", [{1, 3}, {1: "a", 3: "b"}.keys(), (slot for slot in (1, 3))])
+def test_close_takes_any_iterable(slots):
+    layer = make_layer()
+    layer.close(slots)
+    assert (~layer.gate).nonzero().flatten().tolist() == [1, 3]

@@ -82,6 +82,9 @@ def realloc_scores(
     check_choice("norm", norm, NORMS)
     is_open = torch.ones_like(index, dtype=torch.bool) if gate is None else gate
     check_tensor("gate", is_open, (slots,), torch.bool, match="necdm")
+    if bool(((index < 0) | (index >= slots)).any()):
+        low, high = (int(bound) for bound in torch.aminmax(index))
+        raise ValueError(f"`index` must name channels 0 to {slots - 1}, got {low} to {high}.")
     # torch.linalg.vector_norm is several times slower on rows.
     scores = necdm.square().sum(dim=1).sqrt() if norm == "l2" else necdm.abs().amax(dim=1)
     scores = scores.masked_fill(~is_open, 0.0)

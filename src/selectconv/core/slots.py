@@ -3,7 +3,7 @@
 How much a slot matters is in `damage`; what is computed from the slots is in `layer`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -124,15 +124,16 @@ class SlottedConvNd(DamageConvNd):
         self.apply_plan(plan)
         return plan.opened
 
-    def close(self, slots: Tensor | Sequence[int]) -> None:
+    def close(self, slots: Tensor | Iterable[int]) -> None:
         """Close these slots by hand; those that are closed already stay so.
 
         Raises:
             AllocationError: a slot that the layer does not have; nothing was changed.
             TypeError: slots that are not integers.
         """
+        is_bare = isinstance(slots, Iterable) and not hasattr(slots, "__getitem__")  # sets
         try:
-            closed = torch.as_tensor(slots)
+            closed = torch.as_tensor(list(slots) if is_bare else slots)
         except (RuntimeError, TypeError, ValueError):
             raise TypeError(f"`slots` must be integers, got {slots!r}.") from None
         if closed.numel() and (
@@ -167,6 +168,10 @@ class SlottedConvNd(DamageConvNd):
             MeanSourceError: there is no `mean_source`, or it has seen nothing yet.
         """
         check_choice("damage", damage, DAMAGES)
+        if generator is not None and (
+            not isinstance(generator, torch.Generator) or generator.device.type != "cpu"
+        ):
+            raise TypeError(f"`generator` must be a torch.Generator of the CPU, got {generator!r}.")
         if self.shift is None:
             rule = None
         if closed is None and gamma is None and rule is None:

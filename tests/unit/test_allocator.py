@@ -954,3 +954,15 @@ def test_numbers_of_numpy_and_torch_are_kept_as_plain_ones():
     assert [row.gamma for row in allocator.preview(gammas=gammas)] == gammas.tolist()
     decays = sc.param_groups(model, weight_decay=np.float32(0.5))
     assert type(decays[0]["weight_decay"]) is float
+
+
+def test_rprop_is_refused_where_slots_are_reopened():
+    model = conv_net()
+    optimizer = torch.optim.Rprop(model.parameters(), lr=0.01)
+    train(model, optimizer)
+    silence(model)
+    before = snapshot(model)
+    with pytest.raises(sc.AllocationError, match="Rprop keeps a step size for each element"):
+        allocator_for(model, optimizer).step(0)
+    assert_same(snapshot(model), before)
+    assert allocator_for(model, optimizer, mode="dealloc").step(0).deallocated

@@ -254,7 +254,7 @@ def test_from_conv_keeps_the_very_tensors(dims):
     assert layer.bias is conv.bias
     assert layer.mean_source is source
     assert (layer.training, layer.note) == (False, "of the user")
-    assert layer.shift.requires_grad
+    assert not layer.shift.requires_grad
     x = make_input(dims, dtype=torch.float32)
     assert torch.equal(layer(x), conv(x))
     assert set(conv.state_dict()) == {"weight", "bias"}  # the conv itself is left as it was

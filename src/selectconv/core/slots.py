@@ -44,7 +44,10 @@ class SlottedConvNd(DamageConvNd):
         self.register_buffer("index", torch.arange(slots, device=device))
         self.register_buffer("moved", torch.zeros(slots, dtype=torch.bool, device=device))
         self.register_buffer("shifted", torch.zeros(slots, dtype=torch.bool, device=device))
-        shift = nn.Parameter(self.weight.new_zeros(slots, self._num_axes)) if reallocate else None
+        shift = None
+        if reallocate:  # frozen if the weight is
+            offsets = self.weight.new_zeros(slots, self._num_axes)
+            shift = nn.Parameter(offsets, requires_grad=self.weight.requires_grad)
         self.register_parameter("shift", shift)
         self.weight_std = None
         self._mean_source = None

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import selectconv as sc
 from selectconv.allocate import replicas
@@ -966,3 +967,26 @@ def test_rprop_is_refused_where_slots_are_reopened():
         allocator_for(model, optimizer).step(0)
     assert_same(snapshot(model), before)
     assert allocator_for(model, optimizer, mode="dealloc").step(0).deallocated
+
+
+RECOMPUTED = {
+    "prune": lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5),
+    "weight_norm": nn.utils.parametrizations.weight_norm,
+    "spectral_norm": nn.utils.parametrizations.spectral_norm,
+}
+
+
+@pytest.mark.parametrize("name", RECOMPUTED)
+@pytest.mark.parametrize("with_optimizer", [False, True])
+def test_weights_that_are_recomputed_are_refused(name, with_optimizer):
+    model = conv_net()
+    silence(model)
+    allocator = allocator_for(model)
+    RECOMPUTED[name](select_layers(model)["conv1"])
+    before = snapshot(model)
+    optimizer = OPTIMIZERS["sgd"](model.parameters()) if with_optimizer else None
+    with pytest.raises(sc.AllocationError, match=r"`conv1`: a hook or a parametrization \(prune"):
+        allocator_for(model, optimizer)
+    with pytest.raises(sc.AllocationError, match=r"`conv1`: a hook or a parametrization \(prune"):
+        allocator.step(0)
+    assert_same(snapshot(model), before)

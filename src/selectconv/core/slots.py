@@ -220,12 +220,27 @@ class SlottedConvNd(DamageConvNd):
             )
         return choose_by_gradient(self.statistics, gate, rule.max_copies)
 
+    def check_owns_weight(self) -> None:
+        """Check that the weight is a parameter: what is written into another is soon lost.
+
+        Raises:
+            AllocationError: a hook or a parametrization recomputes it.
+        """
+        if "weight" not in self._parameters:
+            raise AllocationError(
+                "a hook or a parametrization (prune, weight_norm, spectral_norm) recomputes the "
+                "weight, so slots cannot be re-allocated: remove it, such as with "
+                "torch.nn.utils.prune.remove(layer, 'weight')."
+            )
+
     def check_plan(self, plan: LayerPlan) -> None:
         """Check that a plan fits this layer and its present allocation.
 
         Raises:
-            AllocationError: it names slots or channels that do not exist, or re-opens open ones.
+            AllocationError: it names slots or channels that do not exist, or re-opens open ones, or
+                the layer's weight is recomputed.
         """
+        self.check_owns_weight()
         plan.check(self.gate.cpu(), self._num_axes, can_open=self.shift is not None)
 
     def apply_plan(self, plan: LayerPlan) -> None:

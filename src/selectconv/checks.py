@@ -9,15 +9,27 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Collection
+from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from selectconv.errors import SelectConvWarning
 
 
+def as_plain(value: Any) -> Any:
+    """Return NumPy's numbers, and tensors of one number without axes, as Python's own numbers."""
+    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Return whether `value` is a real number of Python's, True and False left out."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def check_fraction(name: str, value: float) -> float:
     """Return `value` as a float in [0, 1]."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    value = as_plain(value)
+    if not is_number(value):
         raise TypeError(f"`{name}` must be a number in [0, 1], got {value!r}.")
     if not 0.0 <= value <= 1.0:  # NaN fails this too
         raise ValueError(f"`{name}` must be in [0, 1], got {value!r}.")
@@ -26,16 +38,18 @@ def check_fraction(name: str, value: float) -> float:
 
 def check_gamma(name: str, value: float | str) -> float | str:
     """Return `value` as a float in [0, 1], or "auto"."""
-    if isinstance(value, str):
-        if value != "auto":
-            raise TypeError(f"`{name}` must be a number in [0, 1] or 'auto', got {value!r}.")
+    value = as_plain(value)
+    if isinstance(value, str) and value == "auto":
         return value
+    if not is_number(value):
+        raise TypeError(f"`{name}` must be a number in [0, 1] or 'auto', got {value!r}.")
     return check_fraction(name, value)
 
 
 def check_non_negative(name: str, value: float) -> float:
     """Return `value` as a finite float that is not negative."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    value = as_plain(value)
+    if not is_number(value):
         raise TypeError(f"`{name}` must be a non-negative number, got {value!r}.")
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"`{name}` must be finite and not negative, got {value!r}.")
@@ -44,6 +58,7 @@ def check_non_negative(name: str, value: float) -> float:
 
 def check_count(name: str, value: int, minimum: int) -> int:
     """Return `value` as an int of at least `minimum`."""
+    value = as_plain(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"`{name}` must be an integer of at least {minimum}, got {value!r}.")
     if value < minimum:

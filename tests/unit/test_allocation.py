@@ -415,3 +415,10 @@ def test_malformed_plans_are_refused(plan):
 def test_an_allocation_plan_must_be_a_dict(plan):
     with pytest.raises(AllocationError, match=f"dict by layer, got {type(plan).__name__}"):
         AllocationPlan.from_dict(plan)
+
+
+@pytest.mark.parametrize("max_copies", [None, 1])
+@pytest.mark.parametrize(("index", "named"), [([0, 2], "0 to 2"), ([-1, 1], "-1 to 1")])
+def test_realloc_scores_refuse_channels_that_do_not_exist(index, named, max_copies):
+    with pytest.raises(ValueError, match=f"`index` must name channels 0 to 1, got {named}"):
+        realloc_scores(torch.ones(2, 3), torch.tensor(index), max_copies=max_copies)

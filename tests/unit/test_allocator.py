@@ -3,9 +3,11 @@ import json
 import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import selectconv as sc
 from selectconv.allocate import replicas
@@ -930,3 +932,61 @@ def test_a_default_device_of_another_kind_does_not_matter(mode):
             allocator = sc.ChannelAllocator(model, total_epochs=2, mode=mode)
             plans.append(allocator.step(0).plan.to_dict())
     assert plans[0] == plans[1] != {}
+
+
+def test_numbers_of_numpy_and_torch_are_kept_as_plain_ones():
+    model = conv_net()
+    silence(model)
+    allocator = sc.ChannelAllocator(
+        model,
+        total_epochs=np.int64(3),
+        gamma=np.float32(0.1),
+        top_k=torch.tensor(2),
+        max_copies=np.int32(4),
+        stop_at=torch.tensor(1.0),
+        grace=np.int64(0),
+        seed=np.int64(1),
+    )
+    report = allocator.step(np.int64(0))
+    settings = {**allocator.state_dict()["settings"], "epoch": report.epoch}
+    assert all(type(value) in (int, float, str) for value in settings.values())
+    assert json.dumps(report.to_dict())
+    gammas = np.linspace(0, 0.1, 3, dtype=np.float32)
+    assert [row.gamma for row in allocator.preview(gammas=gammas)] == gammas.tolist()
+    decays = sc.param_groups(model, weight_decay=np.float32(0.5))
+    assert type(decays[0]["weight_decay"]) is float
+
+
+def test_rprop_is_refused_where_slots_are_reopened():
+    model = conv_net()
+    optimizer = torch.optim.Rprop(model.parameters(), lr=0.01)
+    train(model, optimizer)
+    silence(model)
+    before = snapshot(model)
+    with pytest.raises(sc.AllocationError, match="Rprop keeps a step size for each element"):
+        allocator_for(model, optimizer).step(0)
+    assert_same(snapshot(model), before)
+    assert allocator_for(model, optimizer, mode="dealloc").step(0).deallocated
+
+
+RECOMPUTED = {
+    "prune": lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5),
+    "weight_norm": nn.utils.parametrizations.weight_norm,
+    "spectral_norm": nn.utils.parametrizations.spectral_norm,
+}
+
+
+@pytest.mark.parametrize("name", RECOMPUTED)
+@pytest.mark.parametrize("with_optimizer", [False, True])
+def test_weights_that_are_recomputed_are_refused(name, with_optimizer):
+    model = conv_net()
+    silence(model)
+    allocator = allocator_for(model)
+    RECOMPUTED[name](select_layers(model)["conv1"])
+    before = snapshot(model)
+    optimizer = OPTIMIZERS["sgd"](model.parameters()) if with_optimizer else None
+    with pytest.raises(sc.AllocationError, match=r"`conv1`: a hook or a parametrization \(prune"):
+        allocator_for(model, optimizer)
+    with pytest.raises(sc.AllocationError, match=r"`conv1`: a hook or a parametrization \(prune"):
+        allocator.step(0)
+    assert_same(snapshot(model), before)

@@ -12,15 +12,17 @@ from selectconv.checks import (
     check_count,
     check_flag,
     check_fraction,
+    check_gamma,
     check_non_negative,
     check_path,
 )
 from selectconv.core.tensors import check_tensor
 
+NUMBERS = [np.float32(0.5), np.int64(1), np.array(0.5), torch.tensor(0.5), torch.tensor(1)]
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.mark.parametrize("value", [0, 1, 0.0, 1.0, 0.25, np.float64(0.5)])
+@pytest.mark.parametrize("value", [0, 1, 0.0, 0.25, np.float64(0.5), *NUMBERS])
 def test_fraction_accepts(value):
     result = check_fraction("gamma", value)
     assert result == value
@@ -33,14 +35,31 @@ def test_fraction_refuses_values(value):
         check_fraction("gamma", value)
 
 
-@pytest.mark.parametrize("value", [True, "0.5", None, [0.5], 1j])
+@pytest.mark.parametrize("value", [True, "0.5", None, [0.5], 1j, np.zeros(1), torch.zeros(1)])
 def test_fraction_refuses_types(value):
     with pytest.raises(TypeError, match=r"`gamma` must be a number in \[0, 1\], got") as caught:
         check_fraction("gamma", value)
     assert repr(value) in str(caught.value)
 
 
-@pytest.mark.parametrize("value", [0, 0.0, 3, 1e30])
+def test_truth_is_no_number():
+    for value in (np.True_, torch.tensor(True)):
+        with pytest.raises(TypeError, match=r"number in .* got True"):
+            check_fraction("gamma", value)
+        with pytest.raises(TypeError, match="integer of at least 0, got True"):
+            check_count("top_k", value, 0)
+
+
+def test_gamma():
+    assert check_gamma("gamma", "auto") == "auto"
+    assert type(check_gamma("gamma", np.float32(0.5))) is float
+    for value in (None, "outo", True, [0.1]):
+        with pytest.raises(TypeError, match=r"a number in \[0, 1\] or 'auto', got") as caught:
+            check_gamma("gamma", value)
+        assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [0, 0.0, 3, 1e30, *NUMBERS])
 def test_non_negative_accepts(value):
     result = check_non_negative("decay", value)
     assert result == value
@@ -61,9 +80,11 @@ def test_non_negative_refuses_types(value):
         check_non_negative("decay", value)
 
 
-@pytest.mark.parametrize("value", [2, 3, 10**9])
+@pytest.mark.parametrize("value", [2, 10**9, np.int64(3), np.uint8(3), torch.tensor(3)])
 def test_count_accepts(value):
-    assert check_count("top_k", value, 2) == value
+    result = check_count("top_k", value, 2)
+    assert result == value
+    assert type(result) is int
 
 
 @pytest.mark.parametrize("value", [1, 0, -5])

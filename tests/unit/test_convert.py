@@ -264,6 +264,8 @@ def test_frozen_weights_stay_frozen():
     model = small_net()
     model.spatial.weight.requires_grad_(False)
     assert not sc.convert(model).spatial.weight.requires_grad
+    assert not model.spatial.shift.requires_grad
+    assert sc.convert(small_net()).spatial.shift.requires_grad
 
 
 def test_plain_checkpoint_loads():

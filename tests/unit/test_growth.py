@@ -441,13 +441,18 @@ def test_resuming_in_the_middle_of_an_epoch_is_bit_equal() -> None:
     assert one.step(2).to_dict() == other.step(2).to_dict()
 
 
-@pytest.mark.parametrize("missing", ["a layer's schedule", "all"])
+@pytest.mark.parametrize("missing", ["a layer's schedule", "all", "a sum", "half of a sum"])
 def test_damaged_statistics_are_refused_and_change_nothing(missing: str) -> None:
     allocator, other = _allocator(), _allocator()
     _train(other, 5, seed=1)
     state, before = other.state_dict(), allocator.state_dict()
     if missing == "all":
         del state["growth"]
+    elif missing == "a sum":
+        del state["growth"][list(state["growth"])[-1]]["sums"]["mean"]
+    elif missing == "half of a sum":
+        sums = state["growth"][list(state["growth"])[-1]]["sums"]
+        sums["candidates"] = sums["candidates"][..., :2]
     else:
         del state["growth"][list(state["growth"])[-1]]["every"]
     with pytest.raises(AllocationError, match="`state` is damaged"):

@@ -254,7 +254,7 @@ def test_from_conv_keeps_the_very_tensors(dims):
     assert layer.bias is conv.bias
     assert layer.mean_source is source
     assert (layer.training, layer.note) == (False, "of the user")
-    assert layer.shift.requires_grad
+    assert not layer.shift.requires_grad
     x = make_input(dims, dtype=torch.float32)
     assert torch.equal(layer(x), conv(x))
     assert set(conv.state_dict()) == {"weight", "bias"}  # the conv itself is left as it was
@@ -1163,3 +1163,20 @@ def test_a_plain_state_is_assigned_to_a_layer_without_memory():
     assert torch.equal(layer(x), plain(x))
     assert layer.gate.all()
     assert layer.index.tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("generator", [5, "x"])
+def test_realloc_refuses_what_is_no_generator(generator):
+    layer = with_batch_norm(make_layer(dtype=torch.float32))
+    layer.close([2])
+    with pytest.raises(
+        TypeError, match=f"`generator` must be a torch.Generator.*got {generator!r}"
+    ):
+        layer.realloc(generator=generator)
+
+
+@pytest.mark.parametrize("slots", [{1, 3}, {1: "a", 3: "b"}.keys(), (slot for slot in (1, 3))])
+def test_close_takes_any_iterable(slots):
+    layer = make_layer()
+    layer.close(slots)
+    assert (~layer.gate).nonzero().flatten().tolist() == [1, 3]

@@ -121,3 +121,25 @@ def test_gammas_must_be_a_list(gammas):
     model = sc.create_model("densenet40", selective=True, growth_rate=4, units=[1, 1, 1])
     with pytest.raises(TypeError, match="`gammas` must be a list of numbers"):
         sc.ChannelAllocator(model, total_epochs=2).preview(gammas=gammas)
+
+
+class Untraceable(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = small_net()
+
+    def forward(self, x):
+        return self.body(x) if x.sum() > 1e9 else self.body(x) + 1
+
+
+def test_without_a_cost_the_slots_are_told_and_why():
+    model = sc.convert(Untraceable(), X)
+    with pytest.raises(sc.CompressionError) as caught:
+        sc.count(model, X)
+    table = sc.ChannelAllocator(model, total_epochs=2, example_input=X).preview(gammas=[0.5])
+    bare = sc.ChannelAllocator(model, total_epochs=2).preview(gammas=[0.5])
+    assert tuple(table) == tuple(bare)
+    assert table[0].macs is None
+    assert table.uncounted
+    assert str(table).endswith(f"the cost cannot be counted: {table.uncounted}")
+    assert str(caught.value).split(":")[0] in table.uncounted

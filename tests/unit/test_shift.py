@@ -289,3 +289,15 @@ class TestSelectChannels:
         arguments = dict(zip(names, (torch.zeros(1, 3, 2, 2), *allocation(2)), strict=True))
         with pytest.raises(error, match=message):
             select_channels(**{**arguments, name: value})
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 2, 0, 3), (1, 2, 3, 0), (1, 2, 0, 0), (0, 2, 3, 3), (1, 0, 3, 3)]
+)
+def test_empty_maps(shape):
+    x, b = torch.zeros(shape, dtype=torch.float16), torch.ones(shape[1], 2)
+    assert shift2d(x, b).shape == shape
+    assert shift2d(x, b).dtype == x.dtype
+    everything = torch.ones(shape[1], dtype=torch.bool)
+    index = torch.arange(shape[1])
+    assert select_channels(x, everything, index, b, everything).shape == shape

@@ -23,6 +23,7 @@ TAKES_EXAMPLE = {
     "compress": lambda example: sc.compress(conv_net(), example),
     "export_onnx": lambda example: sc.export_onnx(SMALL, "never.onnx", example),
     "convert": lambda example: sc.convert(conv_net(convert=False), example),
+    "allocator": lambda example: allocator(example_input=example),
     "budget": lambda example: allocator(target_macs=0.5, example_input=example),
 }
 
@@ -30,7 +31,7 @@ TAKES_EXAMPLE = {
 @pytest.mark.parametrize("example", NO_EXAMPLES, ids=lambda example: f"{example!r:.20}")
 @pytest.mark.parametrize("name", TAKES_EXAMPLE)
 def test_no_example(name, example):
-    if name == "convert" and example is None:
+    if name in ("convert", "allocator") and example is None:
         pytest.skip("it is optional")
     with pytest.raises((TypeError, ValueError), match="`example_input`") as caught:
         TAKES_EXAMPLE[name](example)

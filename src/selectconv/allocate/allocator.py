@@ -32,6 +32,7 @@ from selectconv.core.models import count_slots, selective_layers, unwrap
 from selectconv.core.plan import AllocationPlan, LayerPlan
 from selectconv.core.threads import one_thread
 from selectconv.errors import AllocationError
+from selectconv.trace.example import as_arguments
 
 MODES = ("select", "zero", "random", "dealloc", "shift", "none")
 
@@ -114,6 +115,8 @@ class ChannelAllocator:
         self.rule = ReallocRule(top_k, max_copies, init, use_shift=shifts, growth=growth)
         self.model = unwrap(model)
         self.optimizer = optimizer
+        if example_input is not None:
+            as_arguments(example_input)  # checks it
         self._example_input = example_input
         self.last_epoch = -1
         self._is_overtime = False  # whether the warning was given
@@ -182,7 +185,7 @@ class ChannelAllocator:
                 state cannot be cleared for a slot. Model and optimizer were left as they were.
             MeanSourceError: a layer that does not know its input's mean.
         """
-        check_count("epoch", epoch, 0)
+        epoch = check_count("epoch", epoch, 0)
         if epoch <= self.last_epoch:
             raise AllocationError(
                 f"`epoch` {epoch} was stepped already (the last was {self.last_epoch}): "
@@ -233,7 +236,8 @@ class ChannelAllocator:
         Args:
             gammas: compare these in place of the allocator's own: a table of the slots that a step
                 would close at each, and of the layers and the cost that this leaves (the cost:
-                where the allocator has an `example_input`). `print` it, or `.plot()` it.
+                where the allocator has an `example_input` and the model can be counted). `print`
+                it, or `.plot()` it.
         """
         if gammas is not None:
             protected = {

@@ -37,9 +37,11 @@ def check_targets(
         TypeError, ValueError: both, or one that is not a number strictly between 0 and 1.
     """
     targets = {"target_macs": target_macs, "target_params": target_params}
-    given = {name: value for name, value in targets.items() if value is not None}
+    given = {
+        name: check_fraction(name, value) for name, value in targets.items() if value is not None
+    }
     for name, value in given.items():
-        if check_fraction(name, value) in (0.0, 1.0):
+        if value in (0.0, 1.0):
             raise ValueError(
                 f"`{name}` must be a part of the dense model, above 0 and below 1; got {value!r}."
             )

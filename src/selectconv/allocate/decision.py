@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from selectconv.allocate.auto_gamma import AutoGamma
 from selectconv.allocate.budget import Budget
-from selectconv.allocate.replicas import check_batch_norms
+from selectconv.allocate.replicas import check_batch_norms, check_weights
 from selectconv.allocate.watch import Watch
 from selectconv.core.allocation import ReallocRule
 from selectconv.core.layer import SelectConvNd
@@ -74,6 +74,7 @@ class Decision:
         Raises:
             AllocationError, MeanSourceError: as `ChannelAllocator.step`.
         """
+        check_weights(layers)
         check_batch_norms(self.model, layers)
         if reopens and self.watch is not None:
             self.watch.check()

@@ -46,9 +46,16 @@ def decays(optimizer: torch.optim.Optimizer, layers: Mapping[str, SelectConvNd])
 def check_state_by_parameter(optimizer: torch.optim.Optimizer | None) -> None:
     """Refuse state that one parameter keeps for all of them, such as LBFGS's flat vectors.
 
+    Rprop is refused, too: it would hardly move a weight whose step size was cleared.
+
     Raises:
         AllocationError: there is such state.
     """
+    if isinstance(optimizer, torch.optim.Rprop):
+        raise AllocationError(
+            "Rprop keeps a step size for each element, which cannot be cleared for a re-opened "
+            "slot: use an optimizer whose state begins at zero (SGD, Adam, AdamW, ...)."
+        )
     for parameter, state in {} if optimizer is None else optimizer.state.items():
         for key, value in state.items():
             if isinstance(value, Tensor) and value.numel() > parameter.numel():

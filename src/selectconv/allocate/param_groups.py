@@ -32,8 +32,8 @@ def param_groups(
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
     if weight_decay is not None:
-        check_non_negative("weight_decay", weight_decay)
-    check_non_negative("shift_weight_decay", shift_weight_decay)
+        weight_decay = check_non_negative("weight_decay", weight_decay)
+    shift_weight_decay = check_non_negative("shift_weight_decay", shift_weight_decay)
     layers = selective_layers(model).values()
     shift_ids = {id(layer.shift) for layer in layers if layer.shift is not None}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -11,7 +11,7 @@ from selectconv.checks import check_fraction
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers
 from selectconv.deploy.cost import Cost
-from selectconv.errors import naming
+from selectconv.errors import CompressionError, naming
 from selectconv.extras import import_extra
 from selectconv.tables import html_table, text_table
 
@@ -26,7 +26,7 @@ class GammaRow:
         layers: how many layers would close any.
         open: slots of all layers that would stay open.
         macs: multiply-adds of the model without the closed slots, before any is re-opened; None:
-            no example input was given.
+            no example input was given, or the model cannot be counted.
         params: parameters, likewise.
     """
 
@@ -43,9 +43,11 @@ class GammaTable(tuple[GammaRow, ...]):
 
     Attributes:
         unknown: layers that are not counted, because they have not seen any input yet.
+        uncounted: why the cost is not known although there is an example input; else empty.
     """
 
     unknown: tuple[str, ...] = ()
+    uncounted: str = ""
 
     def __str__(self) -> str:
         return "\n".join([text_table(self._lines(), right=range(6)), *self._notes()])
@@ -108,6 +110,8 @@ class GammaTable(tuple[GammaRow, ...]):
         notes = [f"of {self._num_slots:,} slots in {self._num_layers} layers"]
         if self.unknown:
             notes.append(f"not known before the first batch: {', '.join(self.unknown)}")
+        if self.uncounted:
+            notes.append(f"the cost cannot be counted: {self.uncounted}")
         return notes
 
 
@@ -130,8 +134,7 @@ def tabulate_gammas(
 
     Raises:
         TypeError, ValueError: a gamma that is not accepted, or none at all.
-        AllocationError, MeanSourceError, CompressionError: as for `ChannelAllocator.step` and
-            `sc.count`.
+        AllocationError, MeanSourceError: as for `ChannelAllocator.step`.
     """
     if isinstance(gammas, str) or not isinstance(gammas, Iterable):
         raise TypeError(f"`gammas` must be a list of numbers in [0, 1], got {gammas!r}.")
@@ -140,8 +143,14 @@ def tabulate_gammas(
         raise ValueError("`gammas` needs at least one number from 0 to 1, got none.")
     layers = selective_layers(model)
     known = {name: layer for name, layer in layers.items() if layer.knows_mean()}
-    shadow = None if example_input is None else ShadowCost(model, example_input)
     gates = {name: layer.gate for name, layer in layers.items()}
+    shadow, dense, uncounted = None, None, ""
+    if example_input is not None:
+        try:
+            shadow = ShadowCost(model, example_input)
+            dense = shadow.count(gates)
+        except CompressionError as error:
+            shadow, uncounted = None, str(error)
     is_open = sum(int(gate.sum()) for gate in gates.values())
     rows = []
     for gamma in wanted:
@@ -165,7 +174,8 @@ def tabulate_gammas(
     table.unknown = tuple(name for name in layers if name not in known)
     table._num_slots = sum(layer.in_channels for layer in layers.values())
     table._num_layers = len(layers)
-    table._dense = None if shadow is None else shadow.count(gates)
+    table._dense = dense
+    table.uncounted = uncounted
     return table
 
 

@@ -29,7 +29,8 @@ class Replicas:
 
     Raises:
         TypeError: `optimizer` is not an optimizer, or `followers` are not models.
-        AllocationError: an optimizer of other parameters, or followers that differ from the model.
+        AllocationError: a layer whose weight is recomputed, an optimizer of other parameters, or
+            followers that differ from the model.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Replicas:
     ) -> None:
         self.optimizer = optimizer
         self.layers = selective_layers(model)
+        check_weights(self.layers)
         if optimizer is not None:
             check_owns(optimizer, self.layers)
         if isinstance(followers, nn.Module | Tensor) or not isinstance(followers, Iterable):
@@ -163,6 +165,17 @@ class Replicas:
                 f"they differ at {different[0][0]!r}."
             )
         return layers
+
+
+def check_weights(layers: Mapping[str, SelectConvNd]) -> None:
+    """Refuse layers whose weight is recomputed.
+
+    Raises:
+        AllocationError: there is such a layer.
+    """
+    for name, layer in layers.items():
+        with naming(name):
+            layer.check_owns_weight()
 
 
 def check_batch_norms(model: nn.Module, layers: Mapping[str, SelectConvNd]) -> None:

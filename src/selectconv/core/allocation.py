@@ -82,11 +82,14 @@ def realloc_scores(
     check_choice("norm", norm, NORMS)
     is_open = torch.ones_like(index, dtype=torch.bool) if gate is None else gate
     check_tensor("gate", is_open, (slots,), torch.bool, match="necdm")
+    if bool(((index < 0) | (index >= slots)).any()):
+        low, high = (int(bound) for bound in torch.aminmax(index))
+        raise ValueError(f"`index` must name channels 0 to {slots - 1}, got {low} to {high}.")
     # torch.linalg.vector_norm is several times slower on rows.
     scores = necdm.square().sum(dim=1).sqrt() if norm == "l2" else necdm.abs().amax(dim=1)
     scores = scores.masked_fill(~is_open, 0.0)
     if max_copies is not None:
-        check_count("max_copies", max_copies, 1)
+        max_copies = check_count("max_copies", max_copies, 1)
         scores = scores.masked_fill(_count_readers(index, is_open)[index] > max_copies, 0.0)
     return scores
 
@@ -114,11 +117,12 @@ class ReallocRule:
     growth: str = "importance"
 
     def __post_init__(self) -> None:
-        check_count("top_k", self.top_k, 1)
+        plain: dict[str, float] = {"top_k": check_count("top_k", self.top_k, 1)}
         if self.max_copies is not None:
-            check_count("max_copies", self.max_copies, 1)
+            plain["max_copies"] = check_count("max_copies", self.max_copies, 1)
         check_choice("init", self.init, INITS)
-        check_non_negative("max_shift", self.max_shift)
+        plain["max_shift"] = check_non_negative("max_shift", self.max_shift)
+        vars(self).update(plain)  # frozen
         check_choice("norm", self.norm, NORMS)
         check_choice("growth", self.growth, GROWTHS)
 

@@ -244,6 +244,21 @@ class GradientStatistics:
         both: Tensor = torch.stack(sums).unflatten(2, (self.layer.groups, -1))
         return both.permute(0, 2, 3, 1, 5, 4).flatten(2, 3)  # from 2, t, groups, k / groups, F, c
 
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the sums."""
+        layer = self.layer
+        positions, axes = math.prod(layer.kernel_size), len(layer.kernel_size)
+        outputs = min(layer.out_channels // layer.groups, max(1, _ROWS // positions))
+        rows = (2, layer.groups, outputs * positions)
+        return {
+            "candidates": (*rows, layer.in_channels, len(self.offsets)),
+            "slots": (*rows, layer.in_channels),
+            "outputs": rows,
+            "images": (),
+            "mean": (layer.in_channels,),
+            "covariance": (layer.in_channels, *[2 * LAGS + 1] * axes),
+        }
+
     def state_dict(self) -> dict[str, Any]:
         """Return what resuming needs, as tensors and plain types."""
         return {
@@ -255,7 +270,14 @@ class GradientStatistics:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict()`."""
+        """Restore `state_dict()`.
+
+        Raises:
+            ValueError: sums that are not those of this layer; nothing was changed.
+        """
+        shapes = {name: tuple(value.shape) for name, value in state["sums"].items()}
+        if shapes and shapes != self._shapes():
+            raise ValueError(f"`sums` must have the shapes {self._shapes()}, got {shapes}")
         every, forwards = int(state["every"]), int(state["forwards"])
         self.schedule = Schedule(self.schedule.phase, every, forwards, bool(state["is_over"]))
         self.passes = int(state["passes"])

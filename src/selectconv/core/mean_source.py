@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from selectconv.checks import check_count, check_fraction
+from selectconv.checks import as_plain, check_count, check_fraction, is_number
 from selectconv.core import kernels
 from selectconv.core.moments import (
     Activation,
@@ -147,7 +147,8 @@ class ConstantMean(ClosedForm):
     """
 
     def __init__(self, value: float, num_channels: int) -> None:
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        value = as_plain(value)
+        if not is_number(value):
             raise TypeError(f"`value` must be a number, got {value!r}.")
         self.value = float(value)
         self._num_channels = check_count("num_channels", num_channels, 1)

@@ -133,6 +133,8 @@ def shift_channels(x: Tensor, b: Tensor) -> Tensor:
 
 def _shift_axis(x: Tensor, b: Tensor, dim: int) -> Tensor:
     size = x.shape[dim]
+    if size == 0:
+        return x
     b = b.clamp(-size - 1, size + 1)  # from `size` on, the frame is empty; keeps the integers small
     whole = b.detach().floor()
     fraction = b - whole  # in [0, 1): its derivative in b is 1, the right-hand one at whole pixels

@@ -3,7 +3,7 @@
 How much a slot matters is in `damage`; what is computed from the slots is in `layer`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -44,7 +44,10 @@ class SlottedConvNd(DamageConvNd):
         self.register_buffer("index", torch.arange(slots, device=device))
         self.register_buffer("moved", torch.zeros(slots, dtype=torch.bool, device=device))
         self.register_buffer("shifted", torch.zeros(slots, dtype=torch.bool, device=device))
-        shift = nn.Parameter(self.weight.new_zeros(slots, self._num_axes)) if reallocate else None
+        shift = None
+        if reallocate:  # frozen if the weight is
+            offsets = self.weight.new_zeros(slots, self._num_axes)
+            shift = nn.Parameter(offsets, requires_grad=self.weight.requires_grad)
         self.register_parameter("shift", shift)
         self.weight_std = None
         self._mean_source = None
@@ -127,15 +130,16 @@ class SlottedConvNd(DamageConvNd):
         self.apply_plan(plan)
         return plan.opened
 
-    def close(self, slots: Tensor | Sequence[int]) -> None:
+    def close(self, slots: Tensor | Iterable[int]) -> None:
         """Close these slots by hand; those that are closed already stay so.
 
         Raises:
             AllocationError: a slot that the layer does not have; nothing was changed.
             TypeError: slots that are not integers.
         """
+        is_bare = isinstance(slots, Iterable) and not hasattr(slots, "__getitem__")  # sets
         try:
-            closed = torch.as_tensor(slots)
+            closed = torch.as_tensor(list(slots) if is_bare else slots)
         except (RuntimeError, TypeError, ValueError):
             raise TypeError(f"`slots` must be integers, got {slots!r}.") from None
         if closed.numel() and (
@@ -170,6 +174,10 @@ class SlottedConvNd(DamageConvNd):
             MeanSourceError: there is no `mean_source`, or it has seen nothing yet.
         """
         check_choice("damage", damage, DAMAGES)
+        if generator is not None and (
+            not isinstance(generator, torch.Generator) or generator.device.type != "cpu"
+        ):
+            raise TypeError(f"`generator` must be a torch.Generator of the CPU, got {generator!r}.")
         if self.shift is None:
             rule = None
         if closed is None and gamma is None and rule is None:
@@ -215,12 +223,27 @@ class SlottedConvNd(DamageConvNd):
             )
         return choose_by_gradient(self.statistics, gate, rule.max_copies)
 
+    def check_owns_weight(self) -> None:
+        """Check that the weight is a parameter: what is written into another is soon lost.
+
+        Raises:
+            AllocationError: a hook or a parametrization recomputes it.
+        """
+        if "weight" not in self._parameters:
+            raise AllocationError(
+                "a hook or a parametrization (prune, weight_norm, spectral_norm) recomputes the "
+                "weight, so slots cannot be re-allocated: remove it, such as with "
+                "torch.nn.utils.prune.remove(layer, 'weight')."
+            )
+
     def check_plan(self, plan: LayerPlan) -> None:
         """Check that a plan fits this layer and its present allocation.
 
         Raises:
-            AllocationError: it names slots or channels that do not exist, or re-opens open ones.
+            AllocationError: it names slots or channels that do not exist, or re-opens open ones, or
+                the layer's weight is recomputed.
         """
+        self.check_owns_weight()
         plan.check(self.gate.cpu(), self._num_axes, can_open=self.shift is not None)
 
     def apply_plan(self, plan: LayerPlan) -> None:

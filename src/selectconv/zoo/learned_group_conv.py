@@ -47,8 +47,8 @@ class LearnedGroupConv2d(nn.Conv2d):
         """
         if type(conv) is not nn.Conv2d:
             raise TypeError(f"`conv` must be exactly a torch.nn.Conv2d, got {type(conv).__name__}.")
-        check_count("num_groups", num_groups, 1)
-        check_count("condense_factor", condense_factor, 1)
+        num_groups = check_count("num_groups", num_groups, 1)
+        condense_factor = check_count("condense_factor", condense_factor, 1)
         if conv.kernel_size != (1, 1) or conv.groups != 1 or conv.bias is not None:
             raise ValueError(f"`conv` must be 1x1 and dense, without a bias, got {conv}.")
         if conv.out_channels % num_groups or conv.in_channels % condense_factor:
@@ -231,7 +231,7 @@ class Condenser:
         Returns:
             What was dropped, as `group * in_channels + input`; false when nothing changed.
         """
-        check_count("epoch", epoch, 0)
+        epoch = check_count("epoch", epoch, 0)
         plans = {}
         for name, layer in self.layers.items():
             last = layer.condense_factor - 1

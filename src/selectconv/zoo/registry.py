@@ -108,8 +108,8 @@ def create_model(
         211978
     """
     builder = _BUILDERS[check_choice("name", name, list_models())]
-    check_count("num_classes", num_classes, 1)
-    check_count("in_channels", in_channels, 1)
+    num_classes = check_count("num_classes", num_classes, 1)
+    in_channels = check_count("in_channels", in_channels, 1)
     if stem is not None:
         check_choice("stem", stem, STEMS)
     check_choice("realloc", realloc, REALLOCS)

@@ -33,11 +33,12 @@ SMALLER = {
     "compress": ["--repeats", "1"],
     # Two images in place of many; the network is that of the reader's own folder.
     "bench": ["--repeats=1", "--batch-size=2", "--image-size=8", "--model=mynet:small"],
+    "bench alloc": ["--repeats=1", "--image-size=8", "--model=mynet:small"],
 }
 UNTRIED = {
     "selectconv train --model": "a part of a command",
     "selectconv bench": "a part of a command",
-    "selectconv bench step|infer|alloc": "three commands in one",
+    "selectconv bench step|infer|alloc|growth|data": "five commands in one",
     "selectconv report DIR...": "any number of folders",
     "selectconv data fetch fashion-mnist": "needs a network; tests of fetching have their own",
     "selectconv train --out runs/first --resume": "needs a checkpoint; test_resume.py resumes runs",
@@ -46,6 +47,8 @@ UNTRIED = {
     "python -m selectconv train": "a part of a command",
     "python benchmarks/greedy_gap.py": "takes minutes",
     "python benchmarks/shifted_convs.py": "takes minutes",
+    "python benchmarks/gather_cost.py": "takes minutes",
+    "python benchmarks/speed.py": "takes an hour",
 }
 # What the pages leave to the reader; and one run for all commands that read one.
 FILLED = {
@@ -145,7 +148,8 @@ def carry_out(words):
         pytest.importorskip("timm")
     if "onnxruntime" in words or words[0] == "export" or "--table" in words:
         pytest.importorskip("onnxruntime")
-    smaller = [] if "--dry-run" in words else SMALLER.get(words[0], [])
+    usual = SMALLER.get(words[0], [])
+    smaller = [] if "--dry-run" in words else SMALLER.get(" ".join(words[:2]), usual)
     assert main([*words, *smaller]) == 0
 
 

@@ -37,7 +37,7 @@ def figures(output):
 
 
 def moved_slots(output):
-    return sum(map(int, re.findall(r"(\d+) re-allocated in \d+ layers", output)))
+    return sum(map(int, re.findall(r"(\d+) re-allocated in \d+ layer", output)))
 
 
 @pytest.mark.parametrize("name", ENOUGH)

@@ -165,7 +165,7 @@ def test_a_report_names_what_it_leaves_out(tmp_path, capsys):
     (foreign / "config.yaml").write_text("model: densenet40\nwarp: 9\n")
     (tmp_path / "nothing").mkdir()
     folders = [str(tmp_path / name) for name in ("good", "half", "foreign", "nothing", "absent")]
-    page = tmp_path / "page.html"
+    page = tmp_path / "deep" / "page.html"
     assert main(["report", *folders, "--out", str(page)]) == 0
     shown = capsys.readouterr()
     assert "1 runs" in shown.out

@@ -26,7 +26,7 @@ def check_folder(path: str | Path) -> Path:
 
 
 def check_file(path: str | Path) -> Path:
-    """Return a file to write, in a folder that exists.
+    """Return a file to write; neither it nor its folder need exist.
 
     Raises:
         UsageError: it cannot be one.
@@ -35,15 +35,18 @@ def check_file(path: str | Path) -> Path:
     if not str(path) or file.is_dir():
         raise UsageError(f"`out` must be a file, got {'a folder, ' if str(path) else ''}{path!r}.")
     check_folder(file.parent)
-    if not file.parent.is_dir():
-        raise UsageError(f"{file} cannot be written: there is no folder {file.parent}.")
     return file
 
 
 def check_output(given: str | None, default: Path) -> Path:
-    """Return the file that a verb writes: the one that was given, or in a run's folder.
+    """Return the file that a verb writes, in a folder that exists.
 
     Raises:
-        UsageError: the one that was given cannot be written.
+        UsageError: it cannot be written there.
     """
-    return default if given is None else check_file(given)
+    if given is None:
+        return default
+    file = check_file(given)
+    if not file.parent.is_dir():
+        raise UsageError(f"{file} cannot be written: there is no folder {file.parent}.")
+    return file

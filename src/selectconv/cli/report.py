@@ -37,6 +37,7 @@ def run(options: Namespace) -> int:
     for line in [*found.left_out, *found.notes, *find_duplicates(found.runs)]:
         print(f"selectconv: {line}", file=sys.stderr)
     page, _ = build_report(found)
+    out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, page)
     print(f"{out}: {len(found.runs)} runs, {len(page) / 1e6:.1f} MB")
     return 0

@@ -146,7 +146,7 @@ class SelectConvNd(SlottedConvNd):
         return partial(self._convolve_masked, slots=slots)
 
     def find_kernel(self, x: Tensor) -> kernels.Kernel | None:
-        """Return the kernel for an input; None: there is none, or the layer is on another device.
+        """Return the kernel that serves an input, or None, also if the layer is on another device.
 
         Without a kernel torch says what is wrong with the devices; a kernel would read anything.
         """

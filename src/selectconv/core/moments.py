@@ -285,7 +285,7 @@ def _find_jumps(
     """Bisect pairs of steps for the largest jump in each, following the half that changes most.
 
     Returns:
-        The node left of the jump, where it is, and its height, 0 where there is none: as `near`.
+        The node left of each jump, its place, and its height (0: not a jump), shaped as `near`.
     """
     first, middle, last = (value.gather(0, 2 * near + node) for node in range(3))
     earlier, later = (middle - first).abs(), (last - middle).abs()

@@ -185,12 +185,13 @@ def check_batch_norms(model: nn.Module, layers: Mapping[str, SelectConvNd]) -> N
         AllocationError: there is such a layer.
     """
     modules = {id(module) for module in model.modules()}
-    tensors = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     for name, layer in layers.items():
         for bn in () if layer.mean_source is None else layer.mean_source.batch_norms():
+            if id(bn) in modules:
+                continue
             # Another module with the same tensors (SyncBatchNorm's conversion) is as good.
             own = bn.running_mean if bn.weight is None else bn.weight
-            if id(bn) not in modules and id(own) not in tensors:
+            if not any(own is tensor for tensor in (*model.parameters(), *model.buffers())):
                 raise AllocationError(
                     f"`{name}`: its mean source reads a batch norm that is not in the "
                     "model any more: set `mean_source` to BatchNormMean(the new one, act)."

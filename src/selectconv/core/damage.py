@@ -159,8 +159,8 @@ class DamageConvNd(nn.modules.conv._ConvNd):
 
     def _finite_necdm(self, damage: str) -> Tensor:
         necdm = self.ecdm(normalized=True, damage=damage)
-        # One NaN or infinity spoils its whole column, so a look at a row's maximum finds it.
-        if not bool(necdm.amax(dim=1).isfinite().all()):
+        # One NaN or infinity spoils its whole column, so a look at the first row finds it.
+        if not bool(necdm[0].isfinite().all()):
             what = "weights" if bool(self.input_mean().isfinite().all()) else "input statistics"
             raise AllocationError(f"the layer's {what} hold NaN or infinite values.")
         return necdm

@@ -12,13 +12,12 @@ The same zoo network, data, epochs and schedule, and equal multiply-adds in the 
 Both of Torch-Pruning's rank the channels of all layers at once: with one part for every layer the
 narrow layers of this job come no nearer to the target than 8 %.
 
-A JSON line a run; lines that are there already are not run again. The table is made from the lines.
+One JSON line per run; lines that are there already are not run again. The table is made from them.
 
     python benchmarks/compression_side_by_side.py --seeds 3 --out results/compression
 """
 
 import argparse
-import functools
 import json
 import shlex
 import statistics
@@ -29,13 +28,13 @@ from typing import Any
 
 import torch
 
+from selectconv.bench.measure import Silent
 from selectconv.data.registry import load_dataset
 from selectconv.deploy.cost import count
-from selectconv.train import loop, network
+from selectconv.train import loop
 from selectconv.train.config import resolve
 from selectconv.train.run_folder import describe_environment
 from selectconv.train.slimming import Slimmer
-from selectconv.zoo import create_model
 
 METHODS: dict[str, dict[str, Any]] = {
     "plain": {"method": "plain"},
@@ -46,21 +45,12 @@ METHODS: dict[str, dict[str, Any]] = {
 LINES, TABLE = "side_by_side.jsonl", "side_by_side.md"
 
 
-class Silent:
-    """A display that shows nothing."""
-
-    def batches(self, loader: Any, epoch: int, what: str) -> Any:
-        """Pass the batches through."""
-        return loader.epoch(epoch)
-
-    def epoch_done(self, row: Any, report: Any) -> None:
-        """Show nothing."""
-
-
 def run_one(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Train once; returns the line of results."""
     settings = {
         "model": "densenet40",
+        # A narrow network: hours on the full one would be needed for the same comparison.
+        "model_options": {"growth_rate": options.growth_rate, "units": options.units},
         "data": options.data,
         "epochs": options.epochs,
         "batch_size": 64,
@@ -77,10 +67,6 @@ def run_one(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]
     splits = load_dataset(
         config.data, options.data_root, subset=config.subset, test_subset=config.test_subset
     )
-    # A narrow network: hours on the full one would be needed for the same comparison.
-    network.create_model = functools.partial(
-        create_model, growth_rate=options.growth_rate, units=options.units
-    )
     training = loop.Training(config, loop.build_fabric(config), splits)
     if name == "torch-pruning L1":
         assert isinstance(training.method, Slimmer)
@@ -89,12 +75,19 @@ def run_one(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]
     example = torch.zeros(1, *splits.info.shape)
     dense = count(training.model, example)
     started = time.process_time()
-    errors, steps = [], []
+    errors, steps, before = [], [], []
+    act = training.method.step
+
+    def test_and_act(epoch: int) -> Any:
+        before.append(training.evaluate(Silent(), epoch)[1])
+        return act(epoch)
+
+    training.method.step = test_and_act  # type: ignore[method-assign]
     for epoch in range(config.epochs):
         row, report = training.run_epoch(epoch, Silent())
         errors.append(row["test_error"])
-        if report:  # the error of a line is from before the step
-            steps.append((row["test_error"], training.evaluate(Silent(), epoch)[1]))
+        if report:  # a line's error is that after the step
+            steps.append((before[-1], row["test_error"]))
     cpu_seconds = time.process_time() - started
     final = count(training.model, example)
     return {
@@ -161,7 +154,7 @@ def write_table(lines: list[dict[str, Any]], path: Path) -> None:
     text += [
         "",
         f"torch {environment['versions']['torch']}, {environment['hardware']}, "
-        f"{environment['threads']} thread. One line a run: `{LINES}`. Commits: {made_by}.",
+        f"{environment['threads']} thread. One line per run: `{LINES}`. Commits: {made_by}.",
         "",
     ]
     path.write_text("\n".join(text))

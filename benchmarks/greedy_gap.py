@@ -121,7 +121,7 @@ def format_table(rows: Sequence[GapRow]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=200, help="random layers a case (200)")
+    parser.add_argument("--trials", type=int, default=200, help="random layers per case (200)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random layers (0)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     args = parser.parse_args(argv)

@@ -1,6 +1,6 @@
 """The measurements behind docs/speed.md, and its tables.
 
-    python benchmarks/speed.py [step masked compressed pruning shifts growth alloc] [--repeats 7]
+    python benchmarks/speed.py [step masked trainer compressed ...] [--repeats 7]
     python benchmarks/speed.py --tables    # write the tables of docs/speed.md from the results
 
 Each section is measured network by network, and saved to results/speed_SECTION.jsonl, in which the
@@ -29,7 +29,7 @@ import selectconv as sc
 from selectconv.bench.growth_cost import measure_watching
 from selectconv.bench.inference import measure_infer
 from selectconv.bench.interleave import in_turn, ratios, row
-from selectconv.bench.measure import measure_alloc
+from selectconv.bench.measure import measure_alloc, measure_trainer
 from selectconv.bench.selective_cost import KINDS, Subject, build_network, measure_selective
 from selectconv.core.threads import one_thread
 from selectconv.deploy.onnx import open_session
@@ -71,6 +71,11 @@ CLASSES = 10  # outputs of every network here
 ROUND_TO = (None, 1, 8)
 
 Run = Callable[[Tensor], object]
+
+
+def measure_both_trainers(repeats: int) -> Rows:
+    """Time `selectconv train` against a plain loop, eager and compiled."""
+    return [line for compile in (False, True) for line in measure_trainer(repeats, compile)]
 
 
 def measure_compressed(subject: Subject, repeats: int) -> Rows:
@@ -201,6 +206,7 @@ ONE = {"": Subject()}
 SECTIONS: dict[str, tuple[dict[str, Subject], Measure]] = {
     "step": (STEP, lambda subject, repeats: measure_selective(repeats, subject)),
     "masked": (MASKED, lambda subject, repeats: measure_infer(repeats, subject)),
+    "trainer": (ONE, lambda subject, repeats: measure_both_trainers(repeats)),
     "compressed": (COMPRESSED, measure_compressed),
     "pruning": (PRUNING, measure_pruning),
     "shifts": (SHIFTS, lambda subject, repeats: measure_infer(repeats, subject, "onnxruntime")),
@@ -268,6 +274,17 @@ def step_table() -> Iterable[str]:
             yield f"| {name} | masked evaluation, {words}, batch 1 | {' | '.join(cells)} |"
     yield ""
     yield f"Median (smallest to largest); {_when([*step, *masked])}."
+
+
+def trainer_table() -> Iterable[str]:
+    """The trainer's speed over a plain loop."""
+    rows = read("trainer")
+    yield "| `selectconv train` on DenseNet-40, over a plain eager NCHW loop | speed |"
+    yield "|---|---:|"
+    for line, way in zip(rows[2::3], ("as it is", "with `--compile`"), strict=True):
+        yield f"| {way} | {_cell(line)} |"
+    yield ""
+    yield f"Median (smallest to largest); {_when(rows)}."
 
 
 def compressed_table() -> Iterable[str]:
@@ -338,6 +355,7 @@ def pruning_table() -> Iterable[str]:
 TABLES = {
     "pruning": pruning_table,
     "step": step_table,
+    "trainer": trainer_table,
     "compressed": compressed_table,
     "round_to": round_to_table,
     "shifts": shifts_table,

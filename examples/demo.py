@@ -33,11 +33,11 @@ def load_training() -> Grid:
 
 
 def choose_seed(seed: int, console: Console) -> Grid:
-    """Choose one seed of the comparison; a tiny one where Fashion-MNIST cannot be had."""
+    """Choose one seed of the comparison; a tiny one where Fashion-MNIST is not available."""
     try:
         fetch_dataset(DATA)
     except DataError as error:
-        console.print(f"Fashion-MNIST cannot be had here ({error}).")
+        console.print(f"Fashion-MNIST is not available here ({error}).")
         console.print("The demo trains on 400 digits instead: so little shows no gain.")
         tiny = load_grid("table1", "smoke")
         return replace(tiny, title="Demo", runs=tiny.runs[:2])
@@ -91,6 +91,9 @@ def main() -> int:
     except SelectConvError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 130
     found = collect([options.out / "runs"]).runs
     names = [run.name for run in grid.runs]
     console.print()

@@ -1,5 +1,6 @@
 """Wrong calls of the Python API and of the command line: a clear error of ours, nothing changed."""
 
+import os
 import random
 import re
 import warnings
@@ -193,7 +194,7 @@ def call_command(draw: random.Random, scratch: Path) -> Ended:
         ["bench", word], ["bench", "step", "--model", word], ["bench", "infer", "--runtime", word],
     ))  # fmt: skip
     what = "selectconv " + " ".join(_shown(one, scratch) for one in words)
-    child = Child(words, before=lambda: _go_to(scratch))
+    child = Child(words, before=lambda: os.chdir(scratch))
     try:
         ended = child.wait(ACCEPTED_S)
     except Wrong:
@@ -205,9 +206,3 @@ def call_command(draw: random.Random, scratch: Path) -> Ended:
 
 def _shown(word: str, scratch: Path) -> str:
     return repr(word.replace(str(scratch), "SCRATCH")[:60]) if not word.isidentifier() else word
-
-
-def _go_to(folder: Path) -> None:
-    import os
-
-    os.chdir(folder)

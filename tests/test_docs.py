@@ -1,12 +1,12 @@
 """What the documentation says is run: code blocks, links, names; commands: test_doc_commands."""
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
 import selectconv as sc
+from scripts import load_script
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -26,14 +26,6 @@ def test_code_blocks_run(block, capsys):
     assert "Error" not in capsys.readouterr().err
 
 
-def load_tutorial():
-    path = ROOT / "docs" / "tutorial" / "make_start.py"
-    spec = importlib.util.spec_from_file_location("make_start", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def without_figures(text):
     """The words of an output; figures may differ in their last digits from machine to machine."""
     return re.sub(r"\s+", " ", re.sub(r"-?\d[\d,.]*(e-?\d+)?|;.*", "#", text))
@@ -44,7 +36,7 @@ def test_the_tutorial_runs_and_says_what_the_page_says(tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("matplotlib.pyplot").switch_backend("Agg")
     monkeypatch.chdir(tmp_path)
-    tutorial, text = load_tutorial(), STORY.read_text()
+    tutorial, text = load_script("docs/tutorial/make_start.py"), STORY.read_text()
     printed = tutorial.run_page(text)
     for said, shown in zip(printed, tutorial.outputs(text), strict=True):
         assert shown is None or without_figures(said) == without_figures(shown)

@@ -1,11 +1,11 @@
 """Every number in results/ and in the README is what the runs' files say."""
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
+from scripts import load_script
 from selectconv.report.compare.groups import group_runs
 from selectconv.report.compare.tables import build_table, write_csv
 from selectconv.report.runs.collect import collect
@@ -17,19 +17,12 @@ RESULTS = ROOT / "results"
 GRIDS = [table for table in TABLES if (RESULTS / table / "runs").is_dir()]
 
 
-def summary_module():
-    spec = importlib.util.spec_from_file_location("make_summary", RESULTS / "make_summary.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_ablation_is_there():
     assert "ablation" in GRIDS
 
 
 def test_pages_say_what_the_runs_say():
-    for path, text in summary_module().write_pages().items():
+    for path, text in load_script("results/make_summary.py").write_pages().items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run make results"
 
 

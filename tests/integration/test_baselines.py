@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import selectconv as sc
+from said import complaint
 from selectconv.__main__ import main
 from selectconv.data.registry import dataset_info
 from selectconv.report.runs.collect import read_run
@@ -43,12 +44,6 @@ def _narrow_network(monkeypatch):
         return create_model(name, growth_rate=8, units=(2, 2, 2), **options)
 
     monkeypatch.setattr(network, "create_model", narrow)
-
-
-def complaint(capsys):
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1, lines
-    return lines[0]
 
 
 @pytest.fixture(scope="module")

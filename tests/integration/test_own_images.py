@@ -3,12 +3,15 @@
 import functools
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
+from said import complaint
 from selectconv.__main__ import main
+from selectconv.data.read.own_images import own_folder
 from selectconv.errors import DataError
 from selectconv.train import loop, network
 from selectconv.train.run_folder import RunFolder
@@ -43,12 +46,6 @@ def pets(tmp_path):
 
 def train(pets, out, *more):
     return main(["train", "--data", f"imagefolder:{pets}", *SMALL, "--out", str(out), *more])
-
-
-def complaint(capsys):
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1, lines
-    return lines[0]
 
 
 @pytest.mark.parametrize("place", ["train/bee", "test/bee"])
@@ -124,6 +121,31 @@ def test_a_run_is_not_resumed_with_other_images(pets, tmp_path, capsys):
     assert "began with 24 training images" in complaint(capsys)
     extra.unlink()
     assert train(pets, run, "--resume") == 0
+
+
+def test_images_that_were_not_trained_on_are_known_from_their_number(pets, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert train(pets, run, "--subset", "16") == 0
+    assert main(["eval", str(run), "--holdout"]) == 0
+    shutil.copy(pets / "train" / "dog" / "0.png", pets / "train" / "dog" / "99.png")
+    capsys.readouterr()
+    assert main(["eval", str(run), "--holdout"]) == 2
+    assert "began with 24 training images" in complaint(capsys)
+    assert main(["eval", str(run)]) == 0
+
+
+def test_a_home_folder_may_be_written_with_a_tilde(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert own_folder("imagefolder:pets", "~/data") == Path("/home/someone/data/pets")
+
+
+def test_a_page_says_why_pictures_are_missing(pets, tmp_path, capsys):
+    run, page = tmp_path / "run", tmp_path / "page.html"
+    assert train(pets, run, "--test-subset", "12") == 0
+    for number in range(3):
+        (pets / "test" / "dog" / f"{number}.png").unlink()
+    assert main(["report", str(run), "--out", str(page)]) == 0
+    assert "`test_subset` must be at most 9" in page.read_text()
 
 
 def test_weights_are_not_tested_on_other_classes(pets, tmp_path, capsys):

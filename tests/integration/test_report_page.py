@@ -84,5 +84,5 @@ def test_pointing_at_a_layer_shows_its_slots(browser, page):
         layer = text.partition(":")[0]
         assert name.startswith(layer)
         assert f"{slots} slots" in text
-        assert cells == 6 * slots  # a cell an epoch
+        assert cells == 6 * slots  # one cell per epoch
     assert browser.errors() == []

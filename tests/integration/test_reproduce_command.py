@@ -1,6 +1,7 @@
 """`selectconv reproduce` and `selectconv report` as users call them."""
 
 import csv
+import re
 import subprocess
 import sys
 
@@ -146,6 +147,7 @@ def test_a_dry_run_prints_the_grid_and_touches_nothing(
         (["table1", "--gpus-per-run", "-1"], "`gpus_per_run` must"),
         (["table1", "--scale", "ful"], "Did you mean 'full'"),
         (["table1", "--engine", "raye"], "Did you mean 'ray'"),
+        (["table1", "--dry-run", "--no-run"], "--dry-run and --no-run exclude each other"),
         (["table1", "--jobs", "0"], "`jobs` must be at least 1"),
         (["table1", "--jobs", "two"], "`jobs` must be a whole number"),
     ],
@@ -168,7 +170,7 @@ def test_a_report_names_what_it_leaves_out(tmp_path, capsys):
     page = tmp_path / "deep" / "page.html"
     assert main(["report", *folders, "--out", str(page)]) == 0
     shown = capsys.readouterr()
-    assert "1 runs" in shown.out
+    assert "1 run" in shown.out
     for place, word in (
         ("half", "incomplete: it is 'running' and has 3 of 6 epochs"),
         ("foreign", "its settings are not those of this version"),
@@ -232,6 +234,8 @@ def test_a_done_run_that_is_damaged_is_named_and_fails(grid, tmp_path, monkeypat
     assert "p is done but cannot be reported: incomplete: it is 'done' and has 0 of 2" in shown.out
     assert "done but damaged, delete its folder" in shown.err
     assert "p: incomplete" in (tmp_path / "tables.csv").read_text()
+    write_run(tmp_path / "runs" / "s", **grid.runs[1].settings)
+    assert main(["reproduce", "ablation", "--only", "s", "--out", str(tmp_path)]) == 0
 
 
 def test_unreadable_settings_stop_a_run_but_not_a_report(grid, tmp_path, capsys):
@@ -265,3 +269,5 @@ def test_a_folder_name_may_look_like_markup(grid, tmp_path, capsys):
     out = tmp_path / "x[red][/b]"
     assert main(["reproduce", "ablation", "--no-run", "--out", str(out)]) == 0
     assert f"wrote {out / 'tables.md'}" in capsys.readouterr().out
+    assert main(["train", "--data", "digits", "--dry-run", "--out", str(out)]) == 0
+    assert str(out) in re.sub(r"\s", "", capsys.readouterr().out)

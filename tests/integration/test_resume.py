@@ -12,7 +12,7 @@ from forked import serving
 from selectconv.errors import RunError
 from selectconv.train.checkpoint import load_checkpoint
 from selectconv.train.run_folder import ALLOCATION, BEST, CHECKPOINT, LAST, METRICS, RunFolder
-from tiny_models import allocation_of
+from tiny_models import allocation_of, assert_same
 
 # What a clock says differs between any two runs; everything else must not.
 CLOCKS = ("seconds", "images_per_second")
@@ -24,30 +24,13 @@ def run(tmp_path_factory):
         yield server.run
 
 
-def assert_same_bits(left, right, path=""):
-    assert type(left) is type(right), path
-    if isinstance(left, torch.Tensor):
-        assert left.dtype == right.dtype, path
-        assert torch.equal(left, right), path
-    elif isinstance(left, dict):
-        assert list(left) == list(right), path
-        for key in left:
-            assert_same_bits(left[key], right[key], f"{path}.{key}")
-    elif isinstance(left, list):
-        assert len(left) == len(right), path
-        for number, pair in enumerate(zip(left, right, strict=True)):
-            assert_same_bits(*pair, f"{path}[{number}]")
-    else:
-        assert left == right, path
-
-
 def metrics_of(folder):
     rows = RunFolder(folder).read(METRICS)
     return [{key: value for key, value in row.items() if key not in CLOCKS} for row in rows]
 
 
 def assert_same_run(left, right):
-    assert_same_bits(load_checkpoint(left / CHECKPOINT), load_checkpoint(right / CHECKPOINT))
+    assert_same(load_checkpoint(left / CHECKPOINT), load_checkpoint(right / CHECKPOINT))
     assert metrics_of(left) == metrics_of(right)
     for name in (ALLOCATION, LAST, BEST):
         assert (left / name).read_bytes() == (right / name).read_bytes(), name

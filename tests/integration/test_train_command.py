@@ -8,13 +8,16 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 import torch
 import yaml
 
+from said import complaint
 from selectconv.__main__ import main
+from selectconv.cli.display import Lines
 from selectconv.cli.main import build_parser
 from selectconv.cli.train import read_settings
 from selectconv.train import checkpoint, network, run_folder
@@ -35,13 +38,6 @@ def finished(tmp_path, capsys):
     assert main(["train", *SMALL, "--out", str(tmp_path / "run")]) == 0
     capsys.readouterr()
     return tmp_path / "run"
-
-
-def complaint(capsys):
-    """The one line on stderr; a traceback or a second line fails."""
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1, lines
-    return lines[0]
 
 
 def test_a_run_folder_has_everything(finished):
@@ -169,7 +165,7 @@ def test_wrong_input_is_refused_in_one_line(arguments, message, tmp_path, capsys
     [
         ("epoch: 3\n", "epochs"),
         ("epochs: many\n", "`epochs` must be a whole number"),
-        ("lr: [1, 2]\n", "`lr` must be a number"),
+        ("lr: [1, 2]\n", "`lr` must be a non-negative number"),
         ("- 1\n- 2\n", "run.yaml"),
         ("a: b: c\n", "run.yaml"),
     ],
@@ -548,3 +544,22 @@ def test_a_failure_to_write_is_not_the_users_input(finished, tmp_path, capsys, m
     monkeypatch.setattr("selectconv.files.os.replace", full)
     assert main(["compress", str(finished), "--out", str(tmp_path / "small")]) == 1
     assert "No space left on device" in complaint(capsys)
+
+
+def test_a_training_may_run_in_a_thread_and_its_bar_always_goes(tmp_path, monkeypatch):
+    ended = []
+    close = Lines.close
+    monkeypatch.setattr(Lines, "close", lambda display: ended.append(close(display)))
+    codes = []
+    words = ["train", *SMALL, "--out", str(tmp_path / "run")]
+    thread = threading.Thread(target=lambda: codes.append(main(words)))
+    thread.start()
+    thread.join()
+    assert codes == [0]
+
+    def fail(*arguments):
+        raise MemoryError("no memory left")
+
+    monkeypatch.setattr("selectconv.train.loop.Training.run_epoch", fail)
+    assert main(["train", *SMALL, "--out", str(tmp_path / "other")]) == 1
+    assert len(ended) == 2

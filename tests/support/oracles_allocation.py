@@ -1,7 +1,7 @@
 """Naive oracles of Section 2: Algorithms 1 and 2, the exact optimum, SelectChannel.
 
 Written from the paper and API.md with plain Python loops, independently of the package. Matrices
-are lists of rows, one row a slot.
+are lists of rows, one row per slot.
 """
 
 from fractions import Fraction

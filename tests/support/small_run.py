@@ -93,7 +93,7 @@ def arrange_death(kind: str, number: int) -> None:
 
 
 def write_digests(path: str) -> None:
-    """Write a line an epoch with a hash of all weights and one of the allocation, for each rank."""
+    """Write one line per epoch and rank: a hash of all weights and one of the allocation."""
     run_epoch = loop.Training.run_epoch
 
     def run_and_write(self, epoch, display):

@@ -97,7 +97,7 @@ def allocation_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def images(count: int = 16, *, seed: int = 0, size: int = 8) -> tuple[Tensor, Tensor]:
-    """A synthetic task: noisy copies of one fixed pattern a class, and the classes."""
+    """A synthetic task: noisy copies of one fixed pattern per class, and the classes."""
     patterns = torch.randn(CLASSES, 3, size, size, generator=torch.Generator().manual_seed(1))
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(CLASSES, (count,), generator=generator)

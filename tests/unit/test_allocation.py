@@ -1,10 +1,8 @@
 """Algorithms 1 and 2 as pure functions, and the plans they are written down in."""
 
-import importlib.util
 import json
 import math
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +15,7 @@ from oracles_allocation import (
     realloc_outcomes,
     top_candidates,
 )
+from scripts import load_script
 from selectconv import AllocationError, AllocationPlan
 from selectconv.core.allocation import ReallocRule, choose_dealloc, choose_sources, realloc_scores
 from selectconv.core.plan import LayerPlan
@@ -133,11 +132,7 @@ def test_the_greedy_choice_can_miss_the_optimum():
 
 @pytest.fixture(scope="module")
 def greedy_gap():
-    path = Path(__file__).parents[2] / "benchmarks" / "greedy_gap.py"
-    spec = importlib.util.spec_from_file_location("greedy_gap", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/greedy_gap.py")
 
 
 def test_the_benchmarks_optimum_is_the_exact_one(greedy_gap):

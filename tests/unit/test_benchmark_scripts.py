@@ -1,24 +1,20 @@
 """`make gpu-check` without a GPU, what `make bench-check` calls worse, and the rule for gathers."""
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from scripts import ROOT, load_script
 from selectconv.deploy.parts import MACS_PER_PASS, narrow
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = ROOT / "benchmarks"
 
 
 def load(name):
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(f"benchmarks/{name}.py")
 
 
 def test_gpu_check_without_cuda_says_so_in_one_line(monkeypatch, capsys):

@@ -11,25 +11,22 @@ import sys
 import pytest
 from rich.console import Console
 
+from said import complaint
 from selectconv.__main__ import main
+from selectconv.allocate.report import AllocationReport
 from selectconv.bench import interleave
 from selectconv.cli.display import Bars, Lines, choose_display
 from selectconv.cli.examples import next_commands, show_examples
 from selectconv.cli.main import VERBS, build_parser
 from selectconv.cli.train import sections
 from selectconv.core.layer import SelectConv2d
+from selectconv.core.plan import AllocationPlan
 from selectconv.data.image_set import DatasetInfo
 from selectconv.data.registry import dataset_info
 from selectconv.train import estimate
 from selectconv.train.config import resolve, setting_names
 from selectconv.train.network import build_model
 from selectconv.zoo import list_models
-
-
-def complaint(capsys):
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1, lines
-    return lines[0]
 
 
 @pytest.mark.parametrize(
@@ -100,6 +97,21 @@ def test_without_the_extra_it_says_what_to_install(capsys, monkeypatch):
     assert main(["train"]) == 1
     assert "pip install 'selectconv[train]'" in complaint(capsys)
     assert main(["--version"]) == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux only")
+def test_output_that_cannot_be_written_is_one_line_and_exit_code_1():
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "selectconv", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+    assert ended.returncode == 1
+    assert ended.stderr == "selectconv: the output cannot be written: No space left on device.\n"
 
 
 # As numpy's half-finished import does, it swallows Ctrl-C.
@@ -217,7 +229,7 @@ def test_both_sides_are_measured_in_turn():
     assert {name: len(side) for name, side in times.items()} == {"a": 2, "b": 2}
 
 
-def test_a_terminal_gets_a_bar_and_a_line_an_epoch():
+def test_a_terminal_gets_a_bar_and_one_line_per_epoch():
     config = resolve({"data": "digits", "epochs": 2})
     screen = io.StringIO()
     display = choose_display(config, Console(file=screen, force_terminal=True, width=100))
@@ -235,9 +247,12 @@ def test_a_terminal_gets_a_bar_and_a_line_an_epoch():
         seen = list(display.batches(Loader(), epoch, "train"))
         assert seen == [(epoch, 0), (epoch, 1), (epoch, 2)]
         assert len(list(display.batches(Loader(), epoch, "test"))) == 3
-        display.epoch_done({"epoch": epoch, **row, "moved": 7, "closed": 8}, None)
+        report = AllocationReport(epoch, AllocationPlan())
+        display.epoch_done({"epoch": epoch, **row, "moved": 7, "closed": 8}, report)
     assert display.progress.tasks[0].completed == display.progress.tasks[0].total == 6
     assert display.progress.tasks[0].description == "epoch 1, test"
+    assert display.progress.live.is_started
+    display.close()
     assert not display.progress.live.is_started
     assert screen.getvalue().count("12.50 %") == 2
 

@@ -1,4 +1,4 @@
-"""Where data sets are looked for, fetching, and what is said when they are not to be had."""
+"""Where data sets are looked for, fetching, and what is said when they are not available."""
 
 import dataclasses
 import functools

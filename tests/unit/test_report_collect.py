@@ -70,8 +70,8 @@ DAMAGES = {
     "negative": (in_metrics(moved=-1), "`moved` is -1"),
     "a list for a line": (write("metrics.jsonl", "[1, 2]\n" * 6), "line 1, is not that of epoch 0"),
     "order": (reverse, "line 1, is not that of epoch 0"),
-    "metrics are a folder": (make_folder("metrics.jsonl"), "s: "),
-    "log is a folder": (make_folder("allocation.jsonl"), "s: "),
+    "metrics are a folder": (make_folder("metrics.jsonl"), "cannot be read: Is a directory"),
+    "log is a folder": (make_folder("allocation.jsonl"), "cannot be read: Is a directory"),
     "unknown layer": (
         in_allocation(layers={"no.such": {"closed": [0], "opened": []}}), "no layer 'no.such'",
     ),
@@ -113,7 +113,7 @@ def test_a_damaged_run_is_named_and_the_rest_is_reported(kind, tmp_path, capsys)
     [line] = shown.err.splitlines()
     assert f"{tmp_path / 's'}: " in line
     assert reason in line
-    assert "1 runs" in shown.out
+    assert "1 run" in shown.out
 
 
 def test_an_odd_environment_does_not_matter(tmp_path):

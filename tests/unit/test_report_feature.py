@@ -1,9 +1,11 @@
 """The figures of feature maps: any number of test images."""
 
 import pytest
+from torch import nn
 
 from fake_runs import write_run
 from selectconv.report.figures.feature import draw_pair, draw_top
+from selectconv.report.figures.input import middle_layer
 from selectconv.report.runs.collect import read_run
 from selectconv.report.runs.trained import load_trained
 
@@ -22,3 +24,12 @@ def test_few_images_are_drawn(tmp_path, num_images):
         figure = draw(run, trained, "maps")
         assert not figure.problem
         assert "<svg" in figure.body
+
+
+def test_only_a_conv_after_a_norm_of_that_name_shows_its_input():
+    def network(norm):
+        block = nn.ModuleDict({norm: nn.BatchNorm2d(3), "conv": nn.Conv2d(3, 4, 1)})
+        return nn.ModuleDict({"blocks": nn.ModuleList([nn.ModuleList([block])])})
+
+    assert middle_layer(network("norm")) == "blocks.0.0.conv"
+    assert middle_layer(network("bn")) is None

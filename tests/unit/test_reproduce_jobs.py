@@ -71,6 +71,8 @@ def test_commands(tmp_path):
     folder = write_run(tmp_path / "runs" / "a", method="plain")
     (folder / "status.json").write_text('{"status": "running"}')
     assert jobs.prepare(run, tmp_path)[-1] == "--resume"
+    (folder / "status.json").write_text('{"status": "done"}')  # by now: it must not start again
+    assert jobs.prepare(run, tmp_path)[-1] == "--resume"
     (folder / "config.yaml").unlink()  # killed before its settings were there
     assert jobs.prepare(run, tmp_path)[-1] == "--overwrite"
 

@@ -33,7 +33,7 @@ _STEPS = 2  # a repeat: long enough to time, short enough to alternate often
 _WEAK = 0.3
 
 
-class _Silent:
+class Silent:
     """A display that shows nothing."""
 
     def batches(self, loader: Any, epoch: int, what: str) -> Batches:
@@ -55,14 +55,14 @@ def measure_step(
     """
     if subject is not None:
         return measure_selective(repeats, subject, compile=compile)
-    rows = _measure_trainer(repeats, compile)
+    rows = measure_trainer(repeats, compile)
     if compile:
         return rows
     rows += measure_selective(repeats, Subject())
     return [*rows, *measure_memory(Subject()), *measure_growth(repeats)]
 
 
-def _measure_trainer(repeats: int, compile: bool) -> list[dict[str, Any]]:
+def measure_trainer(repeats: int, compile: bool) -> list[dict[str, Any]]:
     """Time DenseNet-40's training: `selectconv train --method plain` against a plain loop.
 
     The plain loop is what one writes first: eager, NCHW, the same network, optimizer and images,
@@ -93,7 +93,7 @@ def _measure_trainer(repeats: int, compile: bool) -> list[dict[str, Any]]:
             optimizer.step()
 
     def trainer() -> None:
-        training.train_epoch(0, _Silent())
+        training.train_epoch(0, Silent())
 
     command = "selectconv train --method plain" + (" --compile" if compile else "")
     plain, ours = in_turn({"plain": plain_loop, "trainer": trainer}, repeats).values()

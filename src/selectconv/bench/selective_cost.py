@@ -21,7 +21,6 @@ from selectconv.train.estimate import reallocate
 from selectconv.train.network import build_model, check_network
 from selectconv.zoo.blocks import NormReluConv
 
-DEFAULT_MODEL = "densenet40"
 # What was done to the layers that re-allocate.
 KINDS = {
     "plain": "plain",
@@ -43,7 +42,7 @@ class Subject:
         batch_size: images of a call.
     """
 
-    model: str = DEFAULT_MODEL
+    model: str = "densenet40"
     image_size: int = 32
     batch_size: int = 64
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from jsonargparse import Namespace
 from rich.table import Table
+from rich.text import Text
 
 from selectconv.checks import check_choice
 from selectconv.cli.console import print_lines, wide_console
@@ -136,7 +137,7 @@ def _table(case: str, rows: list[dict[str, Any]]) -> Table:
         if colon and about != heading:
             heading = about
             table.add_section()
-            table.add_row(f"[bold]{about}[/bold]")
+            table.add_row(Text(about, style="bold"))
         low, high = row["spread"]
         macs = row.get("macs_ratio")
         table.add_row(

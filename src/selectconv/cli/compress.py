@@ -75,7 +75,8 @@ def run(options: Namespace) -> int:
     )
     if options.json:
         return print_lines(rows)
-    table = Table(title=f"{out} (measured with batches of {options.batch_size})")
+    measured = f" (CPU time, one thread, batches of {options.batch_size})" if options.table else ""
+    table = Table(title=f"{out}{measured}")
     table.add_column("model")
     for head in ("parameters", "multiply-adds", "file, kB", "ms per call", "of plain"):
         table.add_column(head, justify="right")
@@ -138,15 +139,16 @@ def _rows(
     times: dict[str, list[float]] = {}
     if repeats:
         from selectconv.bench.interleave import in_turn
+        from selectconv.core.threads import one_thread
         from selectconv.deploy.onnx import export_onnx, open_session
 
-        with tempfile.TemporaryDirectory() as folder:
-            file = os.path.join(folder, "model.onnx")
-            export_onnx(small, file, example)
-            sizes["onnx"] = (kept.params, kept.macs, os.path.getsize(file))
-            session = open_session(file)
-        runs["onnx"] = functools.partial(session, example)
-        with torch.inference_mode():
+        with one_thread(), torch.inference_mode():  # CPU time counts every thread
+            with tempfile.TemporaryDirectory() as folder:
+                file = os.path.join(folder, "model.onnx")
+                export_onnx(small, file, example)
+                sizes["onnx"] = (kept.params, kept.macs, os.path.getsize(file))
+                session = open_session(file)
+            runs["onnx"] = functools.partial(session, example)
             times = in_turn(runs, repeats)
     return [
         {

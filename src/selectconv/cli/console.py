@@ -16,4 +16,4 @@ def print_lines(rows: Iterable[Mapping[str, Any]]) -> int:
 
 def wide_console(width: int) -> Console:
     """Return a console as wide as the terminal, or `width` columns where there is no terminal."""
-    return Console(width=None if Console().is_terminal else width)
+    return Console(width=None if Console().is_terminal else width, markup=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 from selectconv.allocate.report import AllocationReport
 from selectconv.data.serve.batches import Loader
 from selectconv.train.config import TrainConfig
-from selectconv.train.evaluation import Batches, Display
+from selectconv.train.evaluation import Batches
 
 _HEAD = "epoch   train loss   test loss   test error   images/s   de-/re-allocated   moved   closed"
 
@@ -27,15 +27,16 @@ class Lines:
         """Pass the batches through."""
         return loader.epoch(epoch)
 
-    def epoch_done(self, row: dict[str, Any], report: AllocationReport | None) -> None:
+    def close(self) -> None:
+        """Leave nothing behind on the screen."""
+
+    def epoch_done(self, row: dict[str, Any], report: AllocationReport) -> None:
         """Print the epoch's line."""
         if not self._has_head:
             self.console.print(_HEAD, style="bold", highlight=False)
             self._has_head = True
-        closed = opened = 0
-        if report is not None:
-            closed = sum(map(len, report.deallocated.values()))
-            opened = sum(map(len, report.reallocated.values()))
+        closed = sum(map(len, report.deallocated.values()))
+        opened = sum(map(len, report.reallocated.values()))
         self.console.print(
             f"{row['epoch']:5d} {row['train_loss']:12.4f} {_tested(row)}"
             f" {row['images_per_second']:10.0f}"
@@ -81,14 +82,12 @@ class Bars(Lines):
             if what == "train":
                 self.progress.advance(self._task)
 
-    def epoch_done(self, row: dict[str, Any], report: AllocationReport | None) -> None:
-        """Print the epoch's line above the bar."""
-        super().epoch_done(row, report)
-        if row["epoch"] == self.config.epochs - 1:
-            self.progress.stop()
+    def close(self) -> None:
+        """Take the bar away, however the training ended."""
+        self.progress.stop()
 
 
-def choose_display(config: TrainConfig, console: Console) -> Display:
+def choose_display(config: TrainConfig, console: Console) -> Lines:
     """Choose bars for a terminal, lines for everything else."""
     return (
         Bars(config, console)

@@ -46,7 +46,9 @@ def run(options: Namespace) -> int:
     )
     if splits.test is None:
         raise UsageError(f"`eval` needs test images: {describe_lack(splits.info)}")
-    check_same_images(trained.info, splits.info, "shape", remedy="name them with --data-root")
+    # What was not trained on depends on the number of images that a part was drawn from.
+    names = ("num_train", "shape") if options.holdout and config.subset else ("shape",)
+    check_same_images(trained.info, splits.info, *names, remedy="name them with --data-root")
     evaluation = Evaluation(config, build_fabric(config), splits)
     evaluation.wrapped = evaluation.fabric.setup_module(trained.model)
     display = Lines(config, Console())

@@ -44,7 +44,10 @@ _BAD_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     if arguments is None:
-        return _answer(sys.argv[1:])
+        try:
+            return _answer(sys.argv[1:])
+        finally:
+            _flush()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         return _answer(arguments)
@@ -78,6 +81,17 @@ def _answer(words: Sequence[str]) -> int:
             return complain(2, f"{error.filename} cannot be a file or folder: {error.strerror}.")
         text = f"{type(error).__name__}: {error}"
         return complain(1, f"{text} (SELECTCONV_DEBUG=1 shows where)")
+
+
+def _flush() -> None:
+    """Write out what was printed: left to Python, a failure would end the process with code 120."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # there, the reader of our output has left
+            complain(1, f"the output cannot be written: {error.strerror}.")
+        raise SystemExit(1) from None
 
 
 def _run(words: list[str]) -> int:

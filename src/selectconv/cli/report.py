@@ -10,6 +10,7 @@ from selectconv.cli.places import check_file
 from selectconv.cli.signals import work_begins
 from selectconv.errors import UsageError
 from selectconv.files import write_text
+from selectconv.tables import counted
 
 
 def add_arguments(parser: Parser) -> None:
@@ -39,5 +40,5 @@ def run(options: Namespace) -> int:
     page, _ = build_report(found)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, page)
-    print(f"{out}: {len(found.runs)} runs, {len(page) / 1e6:.1f} MB")
+    print(f"{out}: {counted(len(found.runs), 'run')}, {len(page) / 1e6:.1f} MB")
     return 0

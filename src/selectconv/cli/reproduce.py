@@ -69,6 +69,10 @@ def run(options: Namespace) -> int:
         check_non_negative("gpus_per_run", options.gpus_per_run)
     default = Path("reproduce") / f"{grid.table}-{grid.scale}"
     out = check_folder(default if options.out is None else options.out)
+    if options.dry_run and options.no_run:
+        raise UsageError(
+            "--dry-run and --no-run exclude each other: print the grid, or write the tables."
+        )
     work_begins()
     console = Console(soft_wrap=True, highlight=False, markup=False)
     if options.engine == "ray":
@@ -152,12 +156,11 @@ def run_grid(
         gpus_per_run: for ray.
 
     Raises:
-        UsageError: a folder holds a run with other settings.
-        RunError: a run failed, or another process works in `out`.
+        UsageError: another process works in `out`, or a folder holds a run with other settings.
+        RunError: a run failed.
         KeyboardInterrupt: the user interrupted; the tables of what is finished are written.
     """
     chosen = grid.runs if chosen is None else chosen
-    states = find_states(chosen, out)
 
     def launch(left: list[PlannedRun], tell: Callable[[Outcome], None]) -> None:
         from selectconv.cli.live import LiveRuns  # imports torch
@@ -171,7 +174,7 @@ def run_grid(
                 run_local(left, out, jobs, tell, live.watch)
 
     with locked(out):
-        _carry_out(grid, chosen, states, out, console, launch)
+        _carry_out(grid, chosen, find_states(chosen, out), out, console, launch)
 
 
 def _carry_out(
@@ -207,12 +210,13 @@ def _carry_out(
         raise KeyboardInterrupt(
             "interrupted; the same command continues where it stopped."
         ) from None
-    problems = write_report(grid, out, problems, console)
+    known = write_report(grid, out, problems, console)
+    problems = {name: why for name, why in known.items() if name in states}
     if problems:
         named = ", ".join(problems)
         raise RunError(
-            f"{len(problems)} of {len(chosen)} runs failed: {named}; the same command tries "
-            f"them again, and {out / LOGS} has their output. To repeat a run that is done but "
+            f"{len(problems)} of {len(chosen)} runs failed: {named}; the same command tries again "
+            f"what can run, and {out / LOGS} has the output. To repeat a run that is done but "
             "damaged, delete its folder."
         )
 
@@ -273,6 +277,6 @@ def show_plan(
     console.print(table)
     left = sum(seconds[name] for name in seconds if states[name] != "done") / jobs
     console.print(
-        f"{len(chosen)} runs into {out}, {jobs} at a time on this machine: "
+        f"{counted(len(chosen), 'run')} into {out}, {jobs} at a time on this machine: "
         f"about {describe_duration(left)}"
     )

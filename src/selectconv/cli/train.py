@@ -4,6 +4,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -155,7 +156,7 @@ def run(options: Namespace) -> int:
     # Only now: these take seconds to import, and a wrong flag should not.
     from selectconv.train.estimate import announce
 
-    console = Console(soft_wrap=True, quiet=not is_first)
+    console = Console(soft_wrap=True, quiet=not is_first, markup=False)
     if options.dry_run:
         announce(config, folder.path, console)
         return 0
@@ -179,7 +180,7 @@ def run(options: Namespace) -> int:
     if console.is_terminal:
         is_tested = last["test_error"] is not None
         words = next_commands(shlex.quote(str(folder.path)), is_tested=is_tested)
-        console.print(words, highlight=False, markup=False)
+        console.print(words, highlight=False)
     return 0
 
 
@@ -207,11 +208,12 @@ def carry_out(
     from selectconv.train.loop import train
 
     work_begins()
+    display = choose_display(config, console)
     try:
         with stoppable():
             if _is_first() and not (folder / CHECKPOINT).exists():
                 folder.start(config.to_dict())
-            return train(config, folder, choose_display(config, console), resume=resume)
+            return train(config, folder, display, resume=resume)
     except KeyboardInterrupt:
         _try(lambda: _set_status(folder, "interrupted"))
         raise KeyboardInterrupt(
@@ -224,6 +226,8 @@ def carry_out(
         else:
             _try(lambda: _set_status(folder, "failed", message))
         raise
+    finally:
+        display.close()
 
 
 def _is_first() -> bool:
@@ -255,6 +259,9 @@ def _tell_about(folder: RunFolder) -> None:
 @contextmanager
 def stoppable() -> Iterator[None]:
     """Turn SIGTERM, which torchrun sends when another process has died, into an error."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
     why = ""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         why = ", which torchrun sends when another process of the run has died"

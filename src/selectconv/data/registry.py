@@ -242,7 +242,7 @@ def load_dataset(
         return Splits(info, _take("subset", train, subset, name), None)
     parts = [_take("subset", train, subset, name), _take("test_subset", test, test_subset, name)]
     if holdout:
-        parts += [*_leave("subset", train, subset, name), test]
+        parts += [*_leave(train, subset), test]
     if image_size is not None and not own:
         parts = [shrink_images(images, image_size) for images in parts]
     return Splits(info, parts[0], parts[1], tuple(parts[2:]))
@@ -330,9 +330,8 @@ def _take(argument: str, images: Images, size: int | None, name: str) -> Images:
     return images.take(subset_index(len(images), size))
 
 
-def _leave(argument: str, images: Images, size: int | None, name: str) -> tuple[Images, ...]:
+def _leave(images: Images, size: int | None) -> tuple[Images, ...]:
     """Return the images that `_take` leaves, as one part; no part if nothing is left."""
     if size is None or size == len(images):
         return ()
-    _check_subset(argument, size, len(images), name)
     return (images.take(subset_index(len(images), len(images))[size:]),)

@@ -29,7 +29,7 @@ class PlannedRun:
         name: of its folder, unique in the grid.
         settings: what differs from the paper's defaults, as for `resolve`.
         problem: why it cannot run; None: it can.
-        stage: runs of a later stage wait for those of the earlier ones.
+        stage: runs of an earlier stage are started first.
     """
 
     name: str

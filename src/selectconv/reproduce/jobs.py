@@ -66,7 +66,7 @@ def prepare(run: PlannedRun, out: Path) -> list[str]:
     """Write a run's settings and return the command that starts or resumes it."""
     folder = out / RUNS / run.name
     command = [sys.executable, "-m", "selectconv", "train"]
-    if find_state(run, out) == "resume":
+    if find_state(run, out) in ("resume", "done"):  # a run that is done says so, and ends
         return [*command, "--out", str(folder), "--resume"]
     settings = out / LOGS / f"{run.name}.yaml"
     settings.parent.mkdir(parents=True, exist_ok=True)

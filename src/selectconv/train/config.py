@@ -14,7 +14,7 @@ from typing import Any, get_args, get_type_hints
 
 import yaml
 
-from selectconv.checks import check_choice, check_fraction, check_gamma
+from selectconv.checks import check_choice, check_fraction, check_gamma, check_non_negative
 from selectconv.train.methods import METHODS, MethodInfo
 from selectconv.train.settings import (
     Setting,
@@ -26,7 +26,6 @@ from selectconv.train.settings import (
     growth_names,
     instance,
     model_name,
-    non_negative,
     optional,
     setting,
     truth,
@@ -71,21 +70,27 @@ class TrainConfig:
     epochs: int = setting("number of passes over the training set", whole(1))
     batch_size: int = setting("images per step, over all processes", whole(1))
     lr: float = setting(
-        "learning rate at the start of the cosine, which ends at 0", non_negative, group="tuning"
+        "learning rate at the start of the cosine, which ends at 0",
+        check_non_negative,
+        group="tuning",
     )
     momentum: float = setting("Nesterov momentum", check_fraction)
     weight_decay: float = setting(
-        "weight decay of everything but the shifts", non_negative, group="tuning"
+        "weight decay of everything but the shifts", check_non_negative, group="tuning"
     )
     shift_weight_decay: float = setting(
-        "weight decay of the shifts", non_negative, group="selection"
+        "weight decay of the shifts", check_non_negative, group="selection"
     )
     gamma: float | str = setting(
         "damage level of de-allocation, or auto: solved for at each step",
         check_gamma,
         group="selection",
     )
-    top_k: int = setting("K: candidates of re-allocation", whole(1), group="selection")
+    top_k: int = setting(
+        "K: a re-opened slot reads one of the K most important channels",
+        whole(1),
+        group="selection",
+    )
     max_copies: int | None = setting(
         "N_max: most copies of a channel, or none for no limit",
         optional(whole(1, "a whole number or none")),
@@ -93,7 +98,9 @@ class TrainConfig:
         none_word="none",
     )
     stop_at: float = setting(
-        "part of the training in which channels are selected", check_fraction, group="selection"
+        "channels are de- and re-allocated in this first part of the training, from 0 to 1",
+        check_fraction,
+        group="selection",
     )
     grace: int = setting(
         "epochs before a re-opened slot may be closed again",
@@ -116,14 +123,14 @@ class TrainConfig:
         came_later=True,
     )
     target_macs: float | None = setting(
-        "multiply-adds to end at, as a part of the dense network's",
+        "multiply-adds to end at, as a fraction of the dense network's, such as 0.5",
         optional(check_fraction),
         group="selection",
         default=None,
         came_later=True,
     )
     target_params: float | None = setting(
-        "parameters to end at, as a part of the dense network's; at most one target is accepted",
+        "parameters to end at, as a fraction of the dense network's, such as 0.5; only one target",
         optional(check_fraction),
         group="selection",
         default=None,
@@ -131,14 +138,14 @@ class TrainConfig:
     )
     group_lasso: float = setting(
         "lgc: strength of the group lasso",
-        non_negative,
+        check_non_negative,
         group="selection",
         default=0.0,  # CondenseNet's recipe for CIFAR has none; its recipe for ImageNet has 1e-5
         came_later=True,
     )
     bn_sparsity: float = setting(
         "slimming: strength of the L1 penalty on batch norm's scales",
-        non_negative,
+        check_non_negative,
         group="selection",
         default=1e-5,  # network slimming's value for ResNet and DenseNet
         came_later=True,

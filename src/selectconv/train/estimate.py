@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from torch import nn
 
 from selectconv.allocate.allocator import ChannelAllocator
@@ -44,13 +44,13 @@ def announce(config: TrainConfig, folder: Path, console: Console) -> None:
     info = describe_data(config)
     check_amounts(info, config.subset, config.test_subset, holdout=config.holdout)
     check_network(config, info)
-    train_images = min(config.subset or info.num_train, info.num_train)
+    train_images = config.subset or info.num_train
     seconds = seconds_per_image(config, info) * count_images(config, info)
-    table = Table.grid(padding=(0, 2))
+    table = Table.grid("", Column(overflow="fold"), padding=(0, 2))  # paths are shown whole
     parameters = count_params(build_model(config, info))
     images = "x".join(map(str, info.shape))
     table.add_row("network", f"{config.model}, {parameters:,} parameters")
-    test_images = f"{min(config.test_subset or info.num_test, info.num_test):,} test images"
+    test_images = f"{config.test_subset or info.num_test:,} test images"
     if not info.num_test:
         test_images = "no test images: no error is measured"
     table.add_row("data", f"{config.data}, {train_images:,} training and {test_images}, {images}")
@@ -58,7 +58,8 @@ def announce(config: TrainConfig, folder: Path, console: Console) -> None:
     steps = -(-train_images // config.batch_size)
     table.add_row(
         "training",
-        f"{config.epochs} epochs of {steps} steps of {config.batch_size}, lr {config.lr}",
+        f"{counted(config.epochs, 'epoch')} of {counted(steps, 'step')} of {config.batch_size}, "
+        f"lr {config.lr}",
     )
     threads = torch.get_num_threads()
     words = counted(threads, "thread")
@@ -70,8 +71,8 @@ def announce(config: TrainConfig, folder: Path, console: Console) -> None:
 
 def count_images(config: TrainConfig, info: DatasetInfo) -> float:
     """Count the images of a run; a test image counts as a fraction of a training image."""
-    train = min(config.subset or info.num_train, info.num_train)
-    tested = config.epochs * min(config.test_subset or info.num_test, info.num_test)
+    train = config.subset or info.num_train
+    tested = config.epochs * (config.test_subset or info.num_test)
     if config.holdout:
         tested += info.num_train - train + info.num_test
     return config.epochs * train + _TEST_SHARE * tested
@@ -176,6 +177,5 @@ def _now(device: torch.device) -> float:
     """Return seconds that other programs on the machine do not stretch, where that is possible."""
     if device.type == "cpu":
         return time.process_time() / torch.get_num_threads()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    torch.accelerator.synchronize()
     return time.perf_counter()

@@ -25,7 +25,7 @@ class Display(Protocol):
         """Yield an epoch's batches while showing how far it is."""
         ...
 
-    def epoch_done(self, row: dict[str, Any], report: AllocationReport | None) -> None:
+    def epoch_done(self, row: dict[str, Any], report: AllocationReport) -> None:
         """Show an epoch's line of metrics."""
         ...
 

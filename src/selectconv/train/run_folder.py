@@ -200,6 +200,8 @@ def describe_environment() -> dict[str, Any]:
     """Collect what results depend on besides the settings: commit, versions, hardware."""
     import torch  # takes seconds, and reading a folder does not need it
 
+    # Installed in somebody's repository, that repository would answer.
+    is_ours = _git("ls-files", "--error-unmatch", Path(__file__).name) is not None
     packages = ("torch", "numpy", "lightning-fabric")
     hardware = platform.processor() or platform.machine()
     if torch.cuda.is_available():
@@ -207,8 +209,8 @@ def describe_environment() -> dict[str, Any]:
             torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())
         )
     return {
-        "commit": _git("rev-parse", "HEAD"),
-        "dirty": bool(_git("status", "--porcelain") or ""),
+        "commit": _git("rev-parse", "HEAD") if is_ours else None,
+        "dirty": is_ours and bool(_git("status", "--porcelain")),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {"selectconv": __version__} | {name: version(name) for name in packages},

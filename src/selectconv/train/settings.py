@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import MISSING, Field, dataclass, field
 from typing import Any, Literal
 
-from selectconv.checks import check_choice, check_count, check_non_negative
+from selectconv.checks import check_choice, check_count
 
 Check = Callable[[str, Any], object]
 Group = Literal["task", "training", "tuning", "selection", "aside"]
@@ -77,13 +77,6 @@ def whole(least: int, words: str = "a whole number") -> Check:
         check_count(name, value, least)
 
     return check
-
-
-def non_negative(name: str, value: Any) -> None:
-    """Accept finite numbers that are not negative."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"`{name}` must be a number, got {value!r}.")
-    check_non_negative(name, value)
 
 
 def choice(choices: Callable[[], Collection[str]]) -> Check:

@@ -55,7 +55,7 @@ def own_folder(name: str, root: Path | str | None = None) -> Path | None:
         raise ValueError(
             f"`data` {PREFIX}DIR needs a folder, with {TRAIN}/ and {TEST}/ in it; got {name!r}."
         )
-    return Path(root or "") / Path(given).expanduser()
+    return Path(root or "").expanduser() / Path(given).expanduser()
 
 
 def describe_images(name: str, folder: Path, image_size: int | None) -> DatasetInfo:

@@ -103,16 +103,17 @@ def answer(group: Group) -> dict[RowKey, Answer]:
         for key, (against, result) in found.items():
             before = asked.setdefault(key, [])
             p = corrected.get(key, result.p)
-            before.append(_ask(measure, against, group.rows[key], result, p, before))
+            before.append(ask(measure, against, group.rows[key], result, p, before))
     return {
         key: _conclude(group, group.rows[key], questions, family if key in family else [key])
         for key, questions in asked.items()
     }
 
 
-def _ask(
+def ask(
     measure: str, against: Row, row: Row, result: Comparison, p: float, before: list[Question]
 ) -> Question:
+    """Compare a measure of two methods; `before`: the questions that come before this one."""
     old, new = (one.mean(measure, result.seeds) for one in (against, row))
     return Question(measure, against, old, new, result, p, all(one.p < LEVEL for one in before))
 
@@ -125,7 +126,7 @@ def _ask_of_rule(group: Group, row: Row, before: list[Question]) -> list[Questio
         assert papers is not None
         result = compare(papers.measured(measure), row.measured(measure))
         if result is not None:
-            asked.append(_ask(measure, papers, row, result, result.p, asked))
+            asked.append(ask(measure, papers, row, result, result.p, asked))
     return asked[len(before) :]
 
 

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Mapping
 
-from selectconv.report.compare.answers import Answer, Question
+from selectconv.report.compare.answers import Answer, Question, ask
 from selectconv.report.compare.groups import PAPERS_PLACEMENT, Group, Row, RowKey
-from selectconv.report.compare.statistics import LEVEL, Comparison, compare, show_p
+from selectconv.report.compare.statistics import LEVEL, compare, show_p
 
 
 def state_findings(group: Group, answers: Mapping[RowKey, Answer]) -> list[str]:
@@ -43,8 +43,7 @@ def _look_further(group: Group) -> list[str]:
     for against, row, measure in pairs:
         result = compare(against.measured(measure), row.measured(measure))
         if result is not None:
-            before, after = (one.mean(measure, result.seeds) for one in (against, row))
-            text = _describe(group, against, row, measure, before, after, result)
+            text = _describe(group, row, ask(measure, against, row, result, result.p, []))
             lines.append(
                 f"Not among the questions named beforehand: {text}, {show_p(result.p)} without "
                 "correction."
@@ -56,9 +55,7 @@ def _state(group: Group, found: Answer) -> list[str]:
     kind = " after Holm's correction" if found.is_corrected else ""
     lines = []
     for asked in (*found.questions, *found.of_rule):
-        text = _describe(
-            group, asked.against, found.row, asked.measure, asked.before, asked.after, asked.result
-        )
+        text = _describe(group, found.row, asked)
         lines.append(f"{text}, {show_p(asked.p)}{kind}: {_verdict(found, asked)}.")
     if found.p_equivalent is not None:
         shown = found.p_equivalent < LEVEL and not found.num_missing
@@ -70,21 +67,13 @@ def _state(group: Group, found: Answer) -> list[str]:
     return lines
 
 
-def _describe(
-    group: Group,
-    against: Row,
-    row: Row,
-    measure: str,
-    before: float,
-    after: float,
-    result: Comparison,
-) -> str:
-    what = f"{group.endpoint} {measure}"
-    values = f"{before:.4f} to {after:.4f}"
-    if measure == "error":
-        values = f"{before:.2f} % to {after:.2f} %"
+def _describe(group: Group, row: Row, asked: Question) -> str:
+    what, result = f"{group.endpoint} {asked.measure}", asked.result
+    values = f"{asked.before:.4f} to {asked.after:.4f}"
+    if asked.measure == "error":
+        values = f"{asked.before:.2f} % to {asked.after:.2f} %"
     return (
-        f"{row.name} against {against.name}, {result.n} seeds: {what} {values}, a change "
+        f"{row.name} against {asked.against.name}, {result.n} seeds: {what} {values}, a change "
         f"of {result.change:+.2f} % (95 % interval {result.low:+.2f} to {result.high:+.2f} %)"
     )
 

@@ -65,14 +65,16 @@ def draw_inputs(run: Run, trained: Trained, name: str) -> Figure:
 
 
 def middle_layer(model: nn.Module) -> str | None:
-    """Return the 1x1 conv in the middle of the first block that follows a batch norm."""
+    """Return the middle one of the first block's 1x1 convs that follow a batch norm."""
+    modules = dict(model.named_modules())
     names = [
         name
-        for name, module in model.named_modules()
+        for name, module in modules.items()
         if isinstance(module, nn.Conv2d)
         and module.kernel_size == (1, 1)
         and name.startswith("blocks.0.")
         and name.endswith(".conv")
+        and isinstance(modules.get(name.removesuffix("conv") + "norm"), nn.BatchNorm2d)
     ]
     return names[len(names) // 2] if names else None
 

@@ -17,9 +17,8 @@ from selectconv.extras import needing
 from selectconv.train.methods import METHODS
 
 _COLUMN_PT = 450  # figures that are wider take the whole width
-_INK, _GRID, _PAPER = "#010203", "#c0c1c2", "#fdfcfb"
-_VARIABLES = {_INK: "currentColor", _GRID: "var(--grid)", _PAPER: "var(--paper)"}
-INK, GRID, PAPER = _INK, _GRID, _PAPER
+INK, GRID, PAPER = "#010203", "#c0c1c2", "#fdfcfb"
+_VARIABLES = {INK: "currentColor", GRID: "var(--grid)", PAPER: "var(--paper)"}
 
 COLOURS = {method.name: method.colour for method in METHODS.values()}
 
@@ -71,16 +70,16 @@ def drawing() -> Iterator[Any]:
         "figure.facecolor": "none",
         "axes.facecolor": "none",
         "savefig.facecolor": "none",
-        "axes.edgecolor": _INK,
-        "axes.labelcolor": _INK,
-        "axes.titlecolor": _INK,
+        "axes.edgecolor": INK,
+        "axes.labelcolor": INK,
+        "axes.titlecolor": INK,
         "axes.titlesize": 10,
         "axes.spines.top": False,
         "axes.spines.right": False,
-        "text.color": _INK,
-        "xtick.color": _INK,
-        "ytick.color": _INK,
-        "grid.color": _GRID,
+        "text.color": INK,
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "grid.color": GRID,
         "legend.frameon": False,
     }
     with matplotlib.rc_context(style):

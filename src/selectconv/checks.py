@@ -110,6 +110,6 @@ def check_path(name: str, value: str | os.PathLike[str]) -> Path:
 def warn(message: str) -> None:
     """Warn of something that a user can act on, at the line that called the package."""
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith("selectconv."):
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("selectconv."):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, SelectConvWarning, stacklevel=level)

@@ -808,9 +808,23 @@ def test_a_follower_that_went_its_own_way_is_refused_before_anything_changes():
     allocator.dealloc()
     follower.conv2.gate.fill_(True)
     before = snapshot(model, None, allocator)
-    with pytest.raises(sc.AllocationError, match=r"`conv2`.*open already"):
+    with pytest.raises(sc.AllocationError, match=r"`conv2`: the `gate` of a follower"):
         allocator.realloc()
     assert_same(snapshot(model, None, allocator), before)
+
+
+def test_an_average_that_spoils_the_allocation_is_refused():
+    model = conv_net()
+    follower = copy.deepcopy(model)
+    silence(model)
+    allocator = allocator_for(model, followers=[follower])
+    allocator.step(0)
+    for average, value in zip(
+        follower.state_dict().values(), model.state_dict().values(), strict=True
+    ):  # as timm's ModelEmaV2 does it: whole numbers, too, and through floats
+        average.copy_(0.9999 * average + (1.0 - 0.9999) * value)
+    with pytest.raises(sc.AllocationError, match=r"the `index` of a follower .* ModelEmaV3"):
+        allocator.step(1)
 
 
 def test_wrappers_are_looked_through():

@@ -295,3 +295,13 @@ def test_no_target_is_no_budget():
     assert check_targets(None, None) is None
     assert check_targets(None, 0.5) == ("target_params", 0.5)
     assert setup()[2].budget is None
+
+
+def test_a_damaged_state_is_refused():
+    model = conv_net()
+    allocator = sc.ChannelAllocator(
+        model, total_epochs=2, target_macs=0.8, example_input=torch.randn(1, 3, 8, 8)
+    )
+    for budget in ({}, None, {"name": "target_macs"}):
+        with pytest.raises(sc.AllocationError, match="its budget is"):
+            allocator.load_state_dict({**allocator.state_dict(), "budget": budget})

@@ -710,3 +710,9 @@ def test_counts_and_compresses_what_the_example_runs():
     torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-5)
     with pytest.raises(TypeError, match="mask"):  # not traced for one: no silent other result
         small(x, mask=torch.ones(1))
+
+
+def test_an_unbatched_series_is_no_point():
+    model = nn.Sequential(nn.Conv1d(3, 16, 3), nn.ReLU(), nn.Conv1d(16, 8, 3))
+    sc.convert(model, torch.randn(3, 20))
+    assert isinstance(model[2], sc.SelectConv1d)

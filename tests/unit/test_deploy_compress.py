@@ -204,6 +204,12 @@ def scaled(net, x):
     return net.b(net.prelu(net.c(F.interpolate(x, scale_factor=2.0))))
 
 
+def resized(net, x):
+    h = net.a(x)
+    sizes = (h.size(-2), h.shape[-1]), h.size()[2:], h.shape[-2:]
+    return sum(F.interpolate(net.side(x), size=size) for size in sizes) + net.b(h.relu())
+
+
 GRAPHS = {
     "squeeze-excite": (
         squeeze_excite,
@@ -235,6 +241,15 @@ GRAPHS = {
     ),
     "scaled": (scaled, {"c": select(), "prelu": nn.PReLU(8)}),
     "type of a weight": (lambda net, x: net.b(net.a(x).relu().to(net.b.weight.dtype)), {}),
+    "layer scale": (
+        lambda net, x: net.b(net.gain.unsqueeze(-1).unsqueeze(-1) * net.a(x).relu()),
+        {},
+    ),
+    "a conv of a constant": (
+        lambda net, x: net.b(net.a(x)) + net.c(net.coordinates),
+        {"c": select(2)},
+    ),
+    "sizes alone": (resized, {"side": nn.Conv2d(3, 8, 3, stride=2)}),
     "sizes of a weight": (
         lambda net, x: net.b(net.c(net.a(x)).relu()) * net.c.weight.shape[0],
         {"c": select()},
@@ -253,12 +268,67 @@ def test_graphs(name):
     if name == "scaled":
         net.scale = nn.Parameter(torch.randn(8, 1, 1))
         net.register_buffer("offset", torch.randn(1, 8, 1, 1))
+    net.gain = nn.Parameter(torch.rand(8))
+    net.register_buffer("coordinates", torch.randn(1, 2, 8, 8))
     single = net
     if name == "concats":
         single = Net(lambda outer, x: sum(outer.net(x)), net=net)
     for seed in range(3):
         scramble(single, seed=seed, closed=0.6)
         assert_compresses_the_same(single, torch.randn(2, 3, 8, 8))
+
+
+class AnyArguments(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3), select()
+        self.order = nn.Parameter(torch.randperm(8), requires_grad=False)
+
+    def compute(self, x):
+        return self.b(torch.index_select(self.a(x).relu(), 1, self.order))
+
+
+class ByName(AnyArguments):
+    def forward(self, x, **unused):
+        return self.compute(x)
+
+
+class ByPlace(AnyArguments):
+    def forward(self, *inputs):
+        return self.compute(inputs[0])
+
+
+@pytest.mark.parametrize("kind", [ByName, ByPlace])
+def test_forwards_that_take_any_arguments(kind, tmp_path):
+    model = scramble(kind())
+    x = torch.randn(2, 3, 8, 8)
+    small = sc.compress(model, x)
+    sc.save_compressed(small, tmp_path / "small.safetensors")
+    loaded = sc.load_compressed(tmp_path / "small.safetensors")
+    assert torch.equal(loaded(x), small(x))
+    torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_constant_may_be_concatenated():
+    run = lambda net, x: net.b(torch.cat([net.a(x).relu(), net.coordinates], 1))  # noqa: E731
+    net = Net(run, a=nn.Conv2d(3, 8, 3, padding=1), b=select(10))
+    net.register_buffer("coordinates", torch.randn(1, 2, 8, 8))
+    scramble(net, closed=0.6)
+    x = torch.randn(1, 3, 8, 8)
+    torch.testing.assert_close(sc.compress(net, x)(x), net(x), rtol=1e-4, atol=1e-4)
+
+
+def test_sizes_alone_need_no_channels():
+    net = Net(
+        resized, a=nn.Conv2d(3, 8, 3, padding=1), b=select(), side=nn.Conv2d(3, 8, 3, stride=2)
+    )
+    net.b.close(range(4))
+    small = sc.compress(net.eval(), torch.randn(1, 3, 8, 8))
+    assert sorted(conv.out_channels for conv in small.modules() if isinstance(conv, nn.Conv2d)) == [
+        4,
+        8,
+        8,
+    ]
 
 
 def test_compressing_again_changes_nothing():

@@ -264,6 +264,21 @@ def test_max_copies_ends_a_channel() -> None:
     assert int((every == 5).sum()) >= 3
     capped = choose_by_gradient(statistics, layer.gate, 1)[1]
     assert int((capped == 5).sum()) == 1  # one reads it already, and may have one copy beside it
+    layer.index[0] = 5
+    assert not (choose_by_gradient(statistics, layer.gate, 1)[1] == 5).any()
+
+
+def test_max_copies_counts_the_slots_of_all_groups() -> None:
+    torch.manual_seed(0)
+    layer = sc.SelectConv2d(6, 4, 1, groups=2, bias=False)
+    layer.gate[[0, 1, 4, 5]] = False
+    statistics = _watched(layer)
+    for _ in range(4):
+        x = torch.randn(16, 6, 8, 8)
+        out = layer(x)
+        (out - out.detach() - x[:, 2:3].roll(1, -1)).square().mean().backward()
+    assert int((choose_by_gradient(statistics, layer.gate, None)[1] == 2).sum()) == 2
+    assert int((choose_by_gradient(statistics, layer.gate, 1)[1] == 2).sum()) == 1
 
 
 def test_nothing_watched_opens_nothing() -> None:
@@ -492,3 +507,42 @@ def test_on_demand_growth_uses_what_was_seen_so_far() -> None:
     assert closed
     assert opened
     assert set(opened) <= set(closed)
+
+
+def test_on_demand_growth_after_the_last_step_watches_again() -> None:
+    allocator = _allocator(gamma=0.2, total_epochs=2)
+    _train(allocator, 10)
+    allocator.step(0)
+    _train(allocator, 10)
+    next(iter(allocator.layers.values())).close([0, 1])
+    with pytest.raises(AllocationError, match="train the model"):
+        allocator.realloc()
+    _train(allocator, 10)
+    assert allocator.realloc().reallocated
+
+
+def test_layers_that_select_before_a_norm_are_refused() -> None:
+    model = sc.create_model("densenet40", selective=True, units=[1, 1], placement="before-norm")
+    with pytest.raises(AllocationError, match="placement='before-norm'"):
+        sc.ChannelAllocator(model, total_epochs=4, growth="gradient")
+
+
+def test_passes_without_gradients_use_up_no_turns() -> None:
+    layer = sc.SelectConv2d(6, 4, 1)
+    statistics = _watched(layer)
+    x = torch.randn(2, 6, 8, 8)
+    for _ in range(100):  # as a reentrant checkpoint does
+        with torch.no_grad():
+            layer(x)
+        layer(x).sum().backward()
+    alone = _watched(layer)
+    for _ in range(100):
+        layer(x).sum().backward()
+    assert statistics.passes == alone.passes > 0
+
+
+def test_the_default_device_may_be_another() -> None:
+    allocator = _allocator(gamma=0.2)
+    _train(allocator, 10)
+    with torch.device("meta"):
+        assert allocator.step(0).reallocated

@@ -444,3 +444,13 @@ def test_what_a_layer_remembers_of_its_slots_is_not_saved():
     layer(torch.randn(1, 8, 4, 4))
     assert "_last_slots" in vars(layer)
     assert "_last_slots" not in vars(copy.deepcopy(layer))
+
+
+@needs_kernel
+def test_a_user_without_a_home_gets_the_kernel_all_the_same(fresh_build, monkeypatch):
+    def unknown():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("pathlib.Path.home", unknown)
+    assert build.load_kernel().library is not None

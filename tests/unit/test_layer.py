@@ -1180,3 +1180,11 @@ def test_close_takes_any_iterable(slots):
     layer = make_layer()
     layer.close(slots)
     assert (~layer.gate).nonzero().flatten().tolist() == [1, 3]
+
+
+def test_a_compiled_layer_can_be_copied_and_pickled():
+    layer = sc.SelectConv2d(4, 4, 1)
+    layer.compile(backend="eager")
+    x = torch.randn(1, 4, 5, 5)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(other(x), layer(x))

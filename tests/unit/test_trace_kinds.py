@@ -51,7 +51,7 @@ def traced(run):
         (lambda n, x: x + x.mean((2, 3), keepdim=True), Kind.CHANNELWISE),
         (lambda n, x: x * n.scale, Kind.CHANNELWISE),
         (lambda n, x: x * n.row, Kind.CHANNELWISE),  # along the last axis
-        (lambda n, x: x[0] + x, Kind.CHANNELWISE),
+        (lambda n, x: x[0] + x, Kind.OTHER),  # only parameters (C, 1, 1) can be narrowed
         (lambda n, x: x.sum() * 2, Kind.OTHER),
         (lambda n, x: x.mean((2, 3)), Kind.CHANNELWISE),
         (lambda n, x: torch.mean(x, dim=-1), Kind.CHANNELWISE),
@@ -87,7 +87,10 @@ def test_kinds(run, kind):
         (lambda shape: shape[2], Kind.SHAPE),
         (lambda shape: shape[2:], Kind.SHAPE),
         (lambda shape: shape[1], Kind.OTHER),
-        (lambda shape: shape[-1], Kind.OTHER),  # might be the channels'
+        (lambda shape: shape[-1], Kind.SHAPE),
+        (lambda shape: shape[-2:], Kind.SHAPE),
+        (lambda shape: shape[-3], Kind.OTHER),
+        (lambda shape: shape[::-1], Kind.OTHER),
     ],
 )
 def test_shapes_that_are_read_in_part(read, kind):

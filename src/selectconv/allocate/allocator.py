@@ -54,7 +54,7 @@ class ChannelAllocator:
         top_k: K, how many slots are candidates as sources.
         max_copies: N_max; None: no cap.
         stop_at: the part of the training in which steps act.
-        grace: the number of steps in which a re-opened slot is not closed again; 0: the paper.
+        grace: the number of epochs in which a re-opened slot is not closed again; 0: the paper.
         mode: "select" (+D+R^zero+shift), "zero", "random", "dealloc", "shift" (+S) or "none".
         damage: "auto", "mean" (the paper) or "rms", as for `SelectConv2d.ecdm`.
         seed: of the allocator's own random numbers; torch's global ones are never drawn.

@@ -174,6 +174,8 @@ class Budget:
         Raises:
             AllocationError: it is one.
         """
+        if not isinstance(state, Mapping) or set(state) != {"name", "fraction", "gamma"}:
+            raise AllocationError(f"`state` is damaged: its budget is {state!r:.60}.")
         if (state["name"], state["fraction"]) != (self.name, self.fraction):
             raise AllocationError(
                 f"`state` is of a training with `{state['name']}` {state['fraction']!r}, "
@@ -275,7 +277,7 @@ class Budget:
 
 
 def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """Return the least number above `low` from which on `holds`, by halves; `high` is not tried."""
+    """Bisect for the least number above `low` for which it `holds`; else `high`, untried."""
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle, high)

@@ -99,6 +99,7 @@ class Replicas:
             raise TypeError(f"`plan` must be an AllocationPlan, got {type(plan).__name__}.")
         # First of all: a rank that fails a check must not keep others waiting for a later message.
         self.broadcast()
+        self._check_followers()
         forgotten = self._check(plan, self.all)
         for name, layer_plan in plan:
             for layers in self.all:
@@ -145,6 +146,19 @@ class Replicas:
                     else []
                 )
         return forgotten
+
+    def _check_followers(self) -> None:
+        """Refuse followers whose allocation was changed by whoever averages them."""
+        for layers in self.all[1:]:
+            for name, layer in layers.items():
+                own = self.layers[name]
+                for buffer in ("gate", "index", "shifted"):
+                    its = getattr(layer, buffer).to(own.gate.device)
+                    if not torch.equal(its, getattr(own, buffer)):
+                        raise AllocationError(
+                            f"`{name}`: the `{buffer}` of a follower is not the model's: an "
+                            "average must leave the allocation alone (timm: use ModelEmaV3)."
+                        )
 
     def _match(self, follower: nn.Module) -> dict[str, SelectConvNd]:
         if getattr(follower, "use_buffers", False):

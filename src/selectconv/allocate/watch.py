@@ -18,6 +18,11 @@ class Watch:
     """
 
     def __init__(self, layers: Mapping[str, SelectConvNd], use_shift: bool) -> None:
+        if not all(layer.selects_input for layer in layers.values()):
+            raise AllocationError(
+                'growth="gradient" cannot watch layers that select before batch norm '
+                "(placement='before-norm'): build the model with placement='input'."
+            )
         self.by_layer = {
             name: GradientStatistics(layer, use_shift=use_shift, phase=number)
             for number, (name, layer) in enumerate(layers.items())
@@ -36,6 +41,8 @@ class Watch:
             AllocationError: there was no backward pass.
         """
         if not self.has_seen():
+            for statistics in self.by_layer.values():  # on demand, after the last step that acts
+                statistics.schedule.is_over = False
             raise AllocationError(
                 'growth="gradient" has seen no backward pass since the last step: train the model '
                 "itself, in training mode, between steps. A compiled model is not watched."

@@ -22,14 +22,13 @@ from selectconv.conversion.eligibility import (
 from selectconv.conversion.input_mean import Calls, ConvInputs, find_conv_inputs
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.mean_source import MeanSource, ObservedMean
-from selectconv.core.models import selective_layers, unwrap_compiled
+from selectconv.core.models import PARALLEL, selective_layers, unwrap_compiled
 from selectconv.errors import ConversionError
 from selectconv.trace.example import as_arguments, evaluating, settled_arguments
 
 _log = logging.getLogger(__name__)
 
 REALLOCS = ("all", "pointwise", "none")
-_PARALLEL_WRAPPERS = ("DataParallel", "DistributedDataParallel")
 
 
 def convert(
@@ -77,7 +76,7 @@ def convert(
         'SelectConv2d'
     """
     root = unwrap_compiled(model)
-    if type(root).__name__ in _PARALLEL_WRAPPERS:
+    if isinstance(root, PARALLEL):
         raise ConversionError(
             f"`model` is wrapped in {type(root).__name__}, which would not see the new parameters: "
             "convert the model itself, then wrap it."
@@ -182,7 +181,7 @@ def _watch(model: nn.Module, example_input: Any) -> _Run:
             return
         x = inputs[0] if inputs else keywords["input"]
         before = run.convs.get(id(module), Seen())
-        is_point = all(size == 1 for size in x.shape[2:])
+        is_point = all(size == 1 for size in x.shape[-len(module.kernel_size) :])
         run.convs[id(module)] = Seen(before.only_points and is_point, before.is_raw or id(x) in raw)
 
     handles = [

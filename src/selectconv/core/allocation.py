@@ -45,7 +45,7 @@ def choose_dealloc(necdm: Tensor, gamma: float) -> Tensor:
     light = (largest <= gamma).nonzero().flatten()  # a slot that does not fit alone never fits
     order = light[largest[light].sort(stable=True).indices]
     # By columns, which is how a conv's weight has them in memory.
-    inside = necdm.t().index_select(1, order).cumsum(dim=1).amax(dim=0) <= gamma
+    inside = necdm.t().index_select(1, order).cpu().cumsum(dim=1).amax(dim=0) <= gamma
     return order[: int(inside.sum())].sort().values
 
 
@@ -142,7 +142,7 @@ def choose_sources(
     open slots read leaves C for the rest of the call; once C is empty, slots stay closed.
 
     Args:
-        scores: (I,) from `realloc_scores`; `index`, `gate`: (I,). All on the CPU.
+        scores: (I,), from `realloc_scores`; like `index` and `gate`, on the CPU.
         index: the channel that each slot reads.
         gate: the open slots.
         rule: Algorithm 2's constants.

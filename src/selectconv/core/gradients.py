@@ -119,7 +119,8 @@ class GradientStatistics:
         self.layer = layer
         axes = len(layer.kernel_size)
         reach = range(-_REACH, _REACH + 1) if use_shift else range(1)
-        self.offsets = torch.tensor(list(itertools.product(reach, repeat=axes))).double()
+        offsets = list(itertools.product(reach, repeat=axes))
+        self.offsets = torch.tensor(offsets, dtype=torch.float64, device="cpu")
         self.schedule = Schedule(phase)
         self.passes = 0
         self.sums: dict[str, Tensor] = {}
@@ -148,7 +149,7 @@ class GradientStatistics:
             read: returns the layer's input (N, c, ...); called only for a pass that is watched.
             out: the layer's output.
         """
-        if self.schedule.is_due() and out.requires_grad:
+        if out.requires_grad and self.schedule.is_due():
             sample = self._sample(read().detach()[:_IMAGES], out.shape[2:])
             out.register_hook(lambda grad: self._add(sample, grad.detach()[:_IMAGES]))
 
@@ -156,7 +157,8 @@ class GradientStatistics:
     def _sample(self, x: Tensor, size: Sequence[int]) -> _Sample:
         """Take what the sums need from an input (N, c, ...), so that it need not be kept."""
         layer: Any = self.layer
-        with torch.autocast(x.device.type, enabled=False):
+        # Indices are computed on the CPU, whatever torch's default device is.
+        with torch.autocast(x.device.type, enabled=False), torch.device("cpu"):
             x = x.float()
             wanted = max(4, _PIXELS // math.prod(layer.kernel_size))
             pixels = draw_pixels(size, wanted, seed=self.passes)  # other ones in each pass

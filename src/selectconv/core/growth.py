@@ -43,9 +43,14 @@ def choose_by_gradient(
         searches = [_Search(evidence, gate, group) for group in range(layer.groups)]
     gains = [search.gain.float() for search in searches]
     slots, sources, shifts = [], [], []
+    copies = torch.bincount(layer.index.cpu()[gate], minlength=layer.in_channels)
     for slot in (~gate).nonzero().flatten().tolist() if searches else ():
-        found = searches[slot // width].take(max_copies)
+        search = searches[slot // width]
+        if max_copies is not None:  # N counts the slots of all groups
+            search.gain[copies > max_copies] = 0.0
+        found = search.take()
         if found is not None:
+            copies[found[0]] += 1
             slots.append(slot)
             sources.append(found[0])
             shifts.append(found[1])
@@ -119,17 +124,15 @@ class _Search:
         for channels in by_size.values():
             self._score(channels)
 
-    def take(self, max_copies: int | None) -> tuple[int, Tensor] | None:
+    def take(self) -> tuple[int, Tensor] | None:
         """Take the best candidate: its channel and offset; None if no candidate gains anything."""
         channel, place = divmod(int(self.gain.argmax()), len(self.offsets))
         if float(self.gain[channel, place]) <= 0:
             return None
-        readers = self.readers[channel]
-        readers.append((self.offsets[place], self.candidates[..., channel, place]))
+        reader = (self.offsets[place], self.candidates[..., channel, place])
+        self.readers[channel].append(reader)
         self._score([channel])
         self.gain[channel, place] = 0.0
-        if max_copies is not None and len(readers) > max_copies:
-            self.gain[channel] = 0.0
         return channel, self.offsets[place]
 
     def _score(self, channels: list[int]) -> None:

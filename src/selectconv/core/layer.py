@@ -32,8 +32,8 @@ class SelectConvNd(SlottedConvNd):
     """
 
     _plain_type: type[nn.modules.conv._ConvNd]
-    # Whether the layer selects from its input; one that gets what was selected before a norm
-    # cannot be compressed.
+    # False in `SlotNormConv2d`, whose input was selected before batch norm: it can be neither
+    # counted nor compressed.
     selects_input = True
     _last_slots: SlotSummary | None = None
 
@@ -156,12 +156,11 @@ class SelectConvNd(SlottedConvNd):
     def select(self, x: Tensor) -> Tensor:
         """Rebuild an input (N, I, ...) as the conv sees it: SelectChannel of Section 2.2."""
         check_tensor("x", x, (None, self.in_channels, *[None] * self._num_axes))
-        rebuilt = self._reroute(x)
-        # torch.where keeps the memory format; masked_fill makes its copy contiguous.
-        return torch.where(self.gate.view(1, -1, *[1] * self._num_axes), rebuilt, 0.0)
+        return self._mask(self._reroute(x))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_last_slots"}
+        state = cast(Any, super()).__getstate__()
+        return {name: value for name, value in state.items() if name != "_last_slots"}
 
     def _is_input(self, x: Tensor) -> bool:
         """Return whether `x` is (N, I, ...) or unbatched (I, ...)."""
@@ -173,6 +172,11 @@ class SelectConvNd(SlottedConvNd):
         run = reroute if kernel is None else kernel.reroute
         shifted = None if self.shift is None else self.shifted & self.gate
         return run(x, self.index, self.shift, shifted)
+
+    def _mask(self, x: Tensor) -> Tensor:
+        """Close the closed slots of `x` (N, I, ...)."""
+        # torch.where keeps the memory format; masked_fill makes its copy contiguous.
+        return torch.where(self.gate.view(1, -1, *[1] * self._num_axes), x, 0.0)
 
     def _open_weight(self) -> Tensor:
         """Return the weight with zeros where slots are closed: cheaper than zeros in the input."""
@@ -226,9 +230,7 @@ class SelectConvNd(SlottedConvNd):
             x = self._reroute(x, kernels.cpu)
         else:
             weight = self._tie_shift(weight)
-        if slots.closed:
-            x = torch.where(self.gate.view(1, -1, *[1] * self._num_axes), x, 0.0)
-        return self._convolve(x, weight)
+        return self._convolve(self._mask(x) if slots.closed else x, weight)
 
     def _convolve_open(
         self,

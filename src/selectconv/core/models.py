@@ -9,11 +9,11 @@ from selectconv.core.layer import SelectConvNd
 
 # torch's two generations of FSDP; to import them takes long.
 _SHARDED = {"FSDPModule", "FullyShardedDataParallel"}
-_PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
 class SlotCounts(NamedTuple):
-    """How many slots of a model read another channel, and how many are closed."""
+    """How many open slots of a model were re-allocated, and how many slots are closed."""
 
     moved: int
     closed: int
@@ -40,7 +40,7 @@ def unwrap(model: nn.Module) -> nn.Module:
         TypeError: `model` is not a module, or one that is scripted or sharded.
     """
     model = unwrap_compiled(model)
-    while isinstance(model, (*_PARALLEL, torch.optim.swa_utils.AveragedModel)):
+    while isinstance(model, (*PARALLEL, torch.optim.swa_utils.AveragedModel)):
         model = unwrap_compiled(model.module)
     return model
 

@@ -25,8 +25,8 @@ _FEWEST_STEPS, _JUMPS_FROM, _MOST_STEPS = 1024, 4096, 1 << 15
 # A jump is looked for where a pair of steps deviates this much more than its neighbours, and is
 # bisected while its height is this part of what the pair changes by: that of a slope soon is not.
 _OUTSTANDING, _BISECTIONS, _STILL_A_JUMP = 4.0, 30, 1e-3
-# Where stairs whose treads are as long as a step are noticed: no multiple of the golden ratio is
-# near a whole number.
+# Where `_probe` looks inside a step: stairs with one tread per step look straight at the nodes;
+# between two nodes, at the golden section, they do not.
 _PROBED, _GOLDEN = (-1.1, -0.3, 0.4, 1.3), (3 - math.sqrt(5)) / 2
 _TOLERANCE = 5e-5  # half of what is promised
 # Points at which an activation is evaluated at once: 32 MiB of float64.
@@ -263,8 +263,8 @@ def _evaluate(points: Tensor, act: Activation, power: int) -> Tensor:
 def _outstanding(size: Tensor, mass: Tensor, allowed: Tensor) -> Tensor | None:
     """Return the pairs of steps that may hold a jump: (most of a channel, C), or None.
 
-    A smooth activation deviates as much in the neighbouring pairs. Channels that have fewer
-    such pairs than others get some that are none.
+    A smooth activation deviates as much in the neighbouring pairs. Channels with fewer such pairs
+    are filled up with pairs that hold no jump.
     """
     found = size[1:-1] > _OUTSTANDING * torch.maximum(size[:-2], size[2:])
     found &= mass[1:-1] * size[1:-1] > 0.01 * allowed

@@ -127,8 +127,7 @@ def shift_channels(x: Tensor, b: Tensor) -> Tensor:
     out = x
     for axis in range(x.ndim - 2):
         out = _shift_axis(out, offset[:, axis], axis + 2)
-    out = out.to(x.dtype)
-    return _channels_last_contiguous(out) if _is_channels_last(x) else out
+    return out.to(x.dtype).contiguous(memory_format=memory_format(x))
 
 
 def _shift_axis(x: Tensor, b: Tensor, dim: int) -> Tensor:
@@ -154,20 +153,16 @@ def _shift_axis(x: Tensor, b: Tensor, dim: int) -> Tensor:
     return (1 - fraction) * near + fraction * far
 
 
-def _is_channels_last(x: Tensor) -> bool:
-    if x.is_contiguous() or x.ndim not in (4, 5):
-        return False
-    layout = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
-    return x.is_contiguous(memory_format=layout)
-
-
-def _channels_last_contiguous(x: Tensor) -> Tensor:
-    layout = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
-    return x.contiguous(memory_format=layout)
+def memory_format(x: Tensor) -> torch.memory_format:
+    """Return the channels-last format where `x` (N, C, ...) has it; what is both has planes."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.ndim)
+    if last is None or x.is_contiguous() or not x.is_contiguous(memory_format=last):
+        return torch.contiguous_format
+    return last
 
 
 def _take_channels(x: Tensor, index: Tensor) -> Tensor:
     # index_select writes in the order it is asked for: channels last in, channels last out.
-    if _is_channels_last(x):
+    if memory_format(x) is not torch.contiguous_format:
         return x.movedim(1, -1).index_select(-1, index).movedim(-1, 1)
     return x.index_select(1, index)

@@ -19,7 +19,8 @@ class SlotSummary:
         closed: how many slots are closed.
         rerouted: how many read anything but their own channel as it is.
         num_shifted: how many read with a shift.
-        kept: the slots to compute: the open ones; None: all, since all are open, or in groups.
+        kept: the slots to compute: the open ones; None: all of them, since none is closed or since
+            the conv has groups.
         index, shifted: what these slots read, on the CPU, for its kernel.
     """
 

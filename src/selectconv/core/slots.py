@@ -221,7 +221,8 @@ class SlottedConvNd(DamageConvNd):
             raise AllocationError(
                 'growth="gradient" needs training steps that are watched: use a ChannelAllocator.'
             )
-        return choose_by_gradient(self.statistics, gate, rule.max_copies)
+        with torch.device("cpu"):  # whatever torch's default device is
+            return choose_by_gradient(self.statistics, gate, rule.max_copies)
 
     def check_owns_weight(self) -> None:
         """Check that the weight is a parameter: what is written into another is soon lost.

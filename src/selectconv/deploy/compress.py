@@ -12,7 +12,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from selectconv.checks import check_count
 from selectconv.core.models import unwrap
 from selectconv.deploy.layout import (
-    Channels,
     Layout,
     channel_axis,
     is_channel_operand,
@@ -20,7 +19,7 @@ from selectconv.deploy.layout import (
     is_read_for_type,
     plan_layout,
 )
-from selectconv.deploy.parts import Part, conv_weight, stencil_weight
+from selectconv.deploy.parts import Channels, Part, conv_weight, stencil_weight
 from selectconv.errors import CompressionError
 from selectconv.trace.dataflow import Dataflow, Operation, trace_dataflow
 from selectconv.trace.example import as_arguments, evaluating
@@ -152,13 +151,18 @@ class _Builder:
         self.made.setdefault(name, part)
         return self.graph.get_attr(name)
 
+    def _value(self, node: fx.Node) -> fx.Node:
+        """Return a value of the new graph; parameters and buffers are written as they are read."""
+        is_tensor = self.flow.operations[node].kind is Kind.TENSOR
+        return self._tensor(node, None, None) if is_tensor else self.new[node]
+
     def _gather(self, other: fx.Node, wanted: Channels) -> fx.Node:
         """Bring a value to these channels; channels that it lacks (-1) may hold anything."""
         kept = self.layout.kept[other]
         if np.array_equal(kept, wanted):
-            return self.new[other]
+            return self._value(other)
         place = np.searchsorted(kept, np.maximum(wanted, kept[0]))
-        return self._select(self.new[other], place)
+        return self._select(self._value(other), place)
 
     def _select(self, x: fx.Node, place: Channels) -> fx.Node:
         key = (x, place.tobytes())
@@ -192,7 +196,7 @@ class _Builder:
         """Write what a conv reads of its input."""
         before = argument(op.node, 0, "input")
         if not part.is_gathered:
-            return self.new[before]
+            return self._value(before)
         x = self._gather(before, part.sources.reshape(-1))
         if part.has_stencil:
             stencil = self._hold(f"{op.node.target}_stencil", lambda: _stencil(part))
@@ -218,8 +222,8 @@ class _Builder:
         front = int((kept < pad[-2]).sum())
         new_pad = (*pad[:-2], front, len(kept) - len(inner) - front)
         if not any(new_pad):
-            return self.new[before]
-        return self.graph.call_function(F.pad, (self.new[before], new_pad))
+            return self._value(before)
+        return self.graph.call_function(F.pad, (self._value(before), new_pad))
 
 
 def _narrow_module(op: Operation, kept: Channels | None) -> nn.Module:

@@ -31,7 +31,8 @@ class Cost:
     """What a model costs at inference, with closed slots and what only they read left out.
 
     Attributes:
-        params: parameters, batch norm's included, shared ones once.
+        params: parameters, batch norm's included; those of a module that is called twice once, a
+            weight that two modules share twice, as `compress` keeps two.
         macs: multiply-adds of convs and linears, for the whole example.
         macs_cn: by CondenseNet's counter, which adds linear biases and one for every input element
             of ReLU and average pooling.

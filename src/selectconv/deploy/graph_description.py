@@ -74,7 +74,7 @@ def rebuild_graph(description: dict[str, Any], tensors: dict[str, Tensor]) -> fx
                 raise CompressionError(f"the description reads {target!r}, which has no weights.")
             value = tensors[target]
             is_parameter = target in description["parameters"]
-            held[target] = nn.Parameter(value) if is_parameter else value
+            held[target] = nn.Parameter(value, requires_grad=False) if is_parameter else value
         step = _find_target(op, target, held)
         new_args = tuple(_decode(args, nodes))
         if step is getattr and new_args[1] not in ATTRIBUTES:
@@ -96,7 +96,8 @@ def _find_target(op: str, target: str, held: dict[str, Any]) -> Any:
         raise CompressionError(f"the description calls {target!r}, which it does not define.")
     if op not in ("call_method", "call_module", "get_attr", "placeholder", "output"):
         raise CompressionError(f"the description has an unknown kind of step, {op!r}.")
-    return _check_name(target)
+    _check_name(target.lstrip("*") if op == "placeholder" else target)
+    return target
 
 
 def _describe_module(name: str, module: nn.Module) -> list[Any]:

@@ -15,13 +15,20 @@ from torch import fx, nn
 from torch.nn.modules.conv import _ConvNd
 
 from selectconv.core.layer import SelectConvNd
-from selectconv.deploy.parts import MACS_PER_PASS, Blocks, Part, has_shifts, narrow, plan_parts
+from selectconv.deploy.parts import (
+    MACS_PER_PASS,
+    Blocks,
+    Channels,
+    Part,
+    has_shifts,
+    narrow,
+    plan_parts,
+)
 from selectconv.trace.dataflow import Dataflow, Operation
 from selectconv.trace.kinds import Kind
 from selectconv.trace.operations import argument
 
 Mask = npt.NDArray[np.bool_]
-Channels = npt.NDArray[np.int64]
 
 
 @dataclass

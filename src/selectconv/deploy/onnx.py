@@ -179,7 +179,7 @@ def _compare(run: Any, plain: nn.Module, example_input: Any, batch: int) -> None
     args, kwargs = _with_batch(as_arguments(example_input), batch)
     with torch.no_grad(), evaluating(plain):
         wanted = [value for value in tree_leaves(plain(*args, **kwargs)) if _is_tensor(value)]
-    got = run(*(value for value in (*args, *kwargs.values()) if _is_tensor(value)))
+    got = run(*(value for value in tree_leaves((args, kwargs)) if _is_tensor(value)))
     for number, (one, other) in enumerate(zip(wanted, got, strict=True)):
         difference, most = largest_difference(one.cpu(), other), tolerance(one.dtype, TOLERANCE)
         if difference > most:

@@ -10,7 +10,7 @@ from selectconv.allocate.allocator import MODES, ChannelAllocator
 from selectconv.allocate.budget import check_targets
 from selectconv.allocate.report import AllocationReport
 from selectconv.checks import check_choice
-from selectconv.core.models import selective_layers
+from selectconv.core.models import count_slots, selective_layers
 from selectconv.errors import AllocationError
 from selectconv.extras import needing
 
@@ -102,10 +102,8 @@ class ChannelAllocation(Callback):
         if trainer.current_epoch > self.allocator.last_epoch:
             self._step(trainer.current_epoch)
         if self._logs:
-            layers = self.allocator.layers.values()
-            moved = sum(int((layer.moved & layer.gate).sum()) for layer in layers)
-            closed = sum(int((~layer.gate).sum()) for layer in layers)
-            counts = {"selectconv/moved": float(moved), "selectconv/closed": float(closed)}
+            slots = count_slots(self.allocator.model)._asdict()
+            counts = {f"selectconv/{name}": float(count) for name, count in slots.items()}
             pl_module.log_dict(counts, sync_dist=trainer.world_size > 1)
 
     def state_dict(self) -> dict[str, Any]:

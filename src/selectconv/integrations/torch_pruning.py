@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from selectconv.checks import check_choice
 from selectconv.core.ecdm import ecdm, normalize_ecdm, rms_damage
+from selectconv.core.mean_source import BatchNormMean
 from selectconv.core.moments import expected_activation, expected_square_activation
 from selectconv.extras import needing
 from selectconv.trace.operations import TABLE, Family
@@ -109,6 +110,8 @@ def _kernels(layer: nn.Module, channels: int) -> tuple[Tensor, int]:
         return weight.view(weight.shape[0], channels, -1), 1
     groups = layer.groups
     assert isinstance(groups, int)
+    if layer.transposed:  # (I, O / groups, ...)
+        weight = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
     return weight.flatten(2), groups
 
 
@@ -149,11 +152,8 @@ def _moments(node: Any, known: dict[Any, Moments | None]) -> Moments | None:
 def _find_moments(node: Any, known: dict[Any, Moments | None]) -> Moments | None:
     module = node.module
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
-        if module.weight is None:
-            like = module.running_mean
-            zeros = torch.zeros(module.num_features) if like is None else torch.zeros_like(like)
-            return zeros, zeros + 1
-        return module.bias, module.weight.square()
+        source = BatchNormMean(module, None)
+        return source.mean(), source.var()
     if isinstance(module, nn.modules.conv._ConvNd | nn.Linear):
         return _after_layer(node, known)
     before = [_moments(other, known) for other in _inputs(node)]

@@ -197,7 +197,8 @@ def _without(
 ) -> fx.Graph:
     """Drop settled arguments that the example leaves out: the graph holds for no other values."""
     for node in graph.find_nodes(op="placeholder")[len(args) :]:
-        if node.target in settled and node.target not in kwargs and not node.users:
+        is_settled = node.target in settled and node.target not in kwargs
+        if (is_settled or str(node.target).startswith("*")) and not node.users:
             graph.erase_node(node)
     return graph
 

@@ -79,11 +79,14 @@ def _is_aligned(node: fx.Node) -> bool:
     out = shape_of(node)
     if len(out) < 2:
         return False
-    for shape in map(shape_of, node.all_input_nodes):
-        if len(shape) < len(out):  # a scalar or, as (C, 1, 1), a parameter without leading axes
-            is_fine = len(shape) < len(out) - 1 or shape[0] in (1, out[1])
+    for other in node.all_input_nodes:
+        shape = shape_of(other)
+        if len(shape) == len(out):
+            is_fine = shape[1] in (1, out[1])
+        elif len(shape) == len(out) - 1:  # as (C, 1, 1): compressing narrows parameters only
+            is_fine = shape[0] == 1 or (shape[0] == out[1] and other.op == "get_attr")
         else:
-            is_fine = len(shape) == len(out) and shape[1] in (1, out[1])
+            is_fine = len(shape) < len(out)
         if not is_fine:
             return False
     return True
@@ -91,18 +94,31 @@ def _is_aligned(node: fx.Node) -> bool:
 
 def _reads_sizes_only(node: fx.Node) -> bool:
     """Return whether a node reads sizes of a tensor, none of which is its number of channels."""
-    if node.op == "call_method" and node.target in ("size", "dim", "ndimension"):
-        return node.target != "size" or argument(node, 1, "dim") in (0, 2, 3, 4)
-    if node.op == "call_function" and node.target is getattr:
-        if node.args[1] in ("ndim", "dtype", "device"):
-            return True
-        items = [user.args[1] for user in node.users if user.target is operator.getitem]
-        is_safe = len(items) == len(node.users) and all(
-            item in (0, 2, 3, 4) or item in (slice(2, None, None), slice(-2, None, None))
-            for item in items
-        )
-        return node.args[1] == "shape" and is_safe
-    return False
+    is_attribute = node.op == "call_function" and node.target is getattr
+    name = node.args[1] if is_attribute else node.target
+    if not is_attribute and node.op != "call_method":
+        return False
+    if name in ("dim", "ndimension", "ndim", "dtype", "device"):
+        return True
+    if name not in ("shape", "size"):
+        return False
+    axes = range(len(shape_of(argument(node))))
+    dim = argument(node, 1, "dim") if name == "size" else None
+    if dim is not None:
+        return _leaves_out_channels(dim, axes)
+    return all(
+        user.target is operator.getitem and _leaves_out_channels(user.args[1], axes)
+        for user in node.users
+    )
+
+
+def _leaves_out_channels(item: Any, axes: range) -> bool:
+    """Return whether an item of a shape, a number or a slice, is not the number of channels."""
+    if isinstance(item, slice):
+        bounds = (item.start, item.stop, item.step)
+        is_plain = all(bound is None or isinstance(bound, int) for bound in bounds)
+        return is_plain and 1 not in axes[item]
+    return isinstance(item, int) and item % max(1, len(axes)) != 1
 
 
 def _classify_pad(node: fx.Node, before: tuple[int, ...]) -> Kind:

@@ -43,7 +43,7 @@ class SlotNormConv2d(SelectConv2d):
 
     def select(self, x: Tensor) -> Tensor:
         """Close the closed slots of the conv's input."""
-        return torch.where(self.gate.view(1, -1, 1, 1), x, 0.0)
+        return self._mask(x)
 
     def slot_parameters(self) -> Iterator[Tensor]:
         """Yield the norm's parameters too."""

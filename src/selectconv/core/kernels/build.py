@@ -79,12 +79,12 @@ def _instruction_flags(capability: str) -> list[str]:
 
 
 def _cache_folder() -> Path:
-    folder = cache_folder() / "kernels"
     try:
+        folder = cache_folder() / "kernels"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             return folder
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home
         pass
     return Path(_own_folder().name)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from selectconv.core.kernels.build import load_kernel
 from selectconv.core.kernels.double_backward import differentiable_grads
 from selectconv.core.kernels.switch import is_simple, is_watched
+from selectconv.core.shift import memory_format
 from selectconv.core.shift import reroute as define
 
 _BAD_INDEX = 2  # of select.c
@@ -46,7 +47,7 @@ def can_run(x: Tensor) -> bool:
         and not is_watched()
         and x.ndim in (3, 4)
         and x.numel() > 0
-        and (x.is_contiguous() or _is_channels_last(x))
+        and x.is_contiguous(memory_format=memory_format(x))
         and load_kernel().library is not None
     )
 
@@ -133,7 +134,7 @@ def _select(
         offset = torch.addcmul(bn_bias, statistics[0], scale, value=-1)
     images, _, *axes = x.shape
     size = (images, index.numel(), *axes)
-    out = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=_format(x))
+    out = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
     shape, allocation = _describe(x, index, shift, shifted, scale is not None)
     _check(
         load_kernel().library.select_forward(  # type: ignore[union-attr]
@@ -172,7 +173,7 @@ class _Reroute(torch.autograd.Function):
             out = _definition(ctx, *inputs, shifted, index, mean, inverse)
             grads = differentiable_grads(out, inputs, ctx.needs_input_grad[:4], grad)
             return (*grads, None, None, None)
-        grad = grad.contiguous(memory_format=_format(x))
+        grad = grad.contiguous(memory_format=memory_format(x))
         grad_x = torch.empty_like(x)
         grad_shift = None if shift is None else torch.empty_like(shift)
         sums = None if scale is None else x.new_empty(x.shape[1], 2)
@@ -253,15 +254,6 @@ def _sizes(x: Tensor) -> tuple[int, int, int, int]:
 
 def _pointers(*tensors: Tensor | None) -> list[int | None]:
     return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-
-
-def _is_channels_last(x: Tensor) -> bool:
-    return x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
-
-
-def _format(x: Tensor) -> torch.memory_format:
-    # Some shapes are both; the kernel then takes them as planes.
-    return torch.contiguous_format if x.is_contiguous() else torch.channels_last
 
 
 def _check(failed: int) -> None:

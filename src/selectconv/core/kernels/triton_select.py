@@ -16,6 +16,7 @@ from torch import Tensor
 
 from selectconv.core.kernels.double_backward import differentiable_grads
 from selectconv.core.kernels.switch import is_simple, is_watched
+from selectconv.core.shift import memory_format
 from selectconv.core.shift import reroute as define
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -105,7 +106,7 @@ class _Reroute(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, shift, index, shifted)
         shape = (x.shape[0], len(index), *x.shape[2:])
-        out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=_format(x))
+        out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
         _launch(_kernels().forward, out, (x, index, shift, shifted, out), x, out)
         return out
 
@@ -143,7 +144,7 @@ def _launch(
     images, channels = tiled.shape[:2]
     height, width = _plane(tiled)
     channel_block = 1
-    if _format(tiled) == torch.channels_last:
+    if memory_format(tiled) == torch.channels_last:
         channel_block = min(_CHANNELS, _next_power(channels))
     pixel_block = min(_TILE // channel_block, _next_power(height * width))
     tiles = images * -(-channels // channel_block)
@@ -177,13 +178,6 @@ def _strides(x: Tensor) -> tuple[int, ...]:
 
 def _next_power(count: int) -> int:
     return 1 << (count - 1).bit_length()
-
-
-def _format(x: Tensor) -> torch.memory_format:
-    # Some shapes are both; the definition then takes them as planes.
-    if x.ndim == 3 or x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last):
-        return torch.contiguous_format
-    return torch.channels_last
 
 
 @functools.cache

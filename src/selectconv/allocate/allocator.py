@@ -342,6 +342,8 @@ class ChannelAllocator:
     def __repr__(self) -> str:
         slots = count_slots(self.model)
         words = [f"{name}={value!r}" for name, value in self._settings().items()]
+        if self.budget is not None:
+            words.append(f"{self.budget.name}={self.budget.fraction:g}")
         words += [f"layers={len(self.layers)}", f"last_epoch={self.last_epoch}"]
         words += [f"moved={slots.moved}", f"closed={slots.closed}"]
         return f"{type(self).__name__}({', '.join(words)})"

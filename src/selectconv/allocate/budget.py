@@ -97,7 +97,8 @@ class Budget:
         if least > (1 + TOLERANCE) * self.target:
             raise ValueError(
                 f"`{name}` {fraction:g} cannot be reached: every layer keeps {FLOOR:.0%} of its "
-                f"slots, and other layers all theirs; the closest is {least / self.dense:.3f}."
+                f"slots, and other layers all theirs; the closest is {least / self.dense:.3f}. "
+                "sc.describe(model) says why other layers are plain."
             )
 
     @property

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from selectconv.core.layer import SelectConvNd
 from selectconv.errors import AllocationError
+from selectconv.tables import counted
 
 
 def check_owns(optimizer: torch.optim.Optimizer, layers: Mapping[str, SelectConvNd]) -> None:
@@ -27,9 +28,9 @@ def check_owns(optimizer: torch.optim.Optimizer, layers: Mapping[str, SelectConv
     ]
     if missing:
         raise AllocationError(
-            f"`optimizer` does not own {len(missing)} parameters of the model's selective "
-            f"layers, the first {missing[0]!r}: build it after sc.convert, "
-            "from sc.param_groups(model) or model.parameters()."
+            f"`optimizer` does not own {counted(len(missing), 'parameter')} of the model's "
+            f"selective layers, the first {missing[0]!r}: build it after sc.convert, from "
+            "sc.param_groups(model)."
         )
 
 

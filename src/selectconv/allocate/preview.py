@@ -13,7 +13,7 @@ from selectconv.core.models import selective_layers
 from selectconv.deploy.cost import Cost
 from selectconv.errors import CompressionError, naming
 from selectconv.extras import import_extra
-from selectconv.tables import html_table, text_table
+from selectconv.tables import counted, html_table, text_table
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class GammaTable(tuple[GammaRow, ...]):
         return lines
 
     def _notes(self) -> list[str]:
-        notes = [f"of {self._num_slots:,} slots in {self._num_layers} layers"]
+        notes = [f"of {self._num_slots:,} slots in {counted(self._num_layers, 'layer')}"]
         if self.unknown:
             notes.append(f"not known before the first batch: {', '.join(self.unknown)}")
         if self.uncounted:

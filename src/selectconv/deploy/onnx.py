@@ -54,6 +54,8 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], example_input: A
     for package in ("onnx", "onnxscript", "onnxruntime"):
         _import(package)
     target = check_path("path", path)
+    if not target.parent.is_dir():
+        raise ExportError(f"{target} cannot be written: there is no folder {target.parent}.")
     if target.is_dir() or not os.access(target.parent, os.W_OK):
         raise ExportError(
             f"{target} cannot be written: not a file in a folder that can be written."

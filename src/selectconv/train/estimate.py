@@ -18,7 +18,7 @@ from selectconv.core.plan import LayerPlan
 from selectconv.core.slots import draw_shift
 from selectconv.core.threads import using
 from selectconv.data.image_set import DatasetInfo
-from selectconv.data.registry import check_amounts, check_root
+from selectconv.data.registry import check_amounts, check_root, find_dataset, where_to_look
 from selectconv.deploy.cost import count_macs, count_params
 from selectconv.tables import counted
 from selectconv.train.config import TrainConfig
@@ -54,6 +54,12 @@ def announce(config: TrainConfig, folder: Path, console: Console) -> None:
     if not info.num_test:
         test_images = "no test images: no error is measured"
     table.add_row("data", f"{config.data}, {train_images:,} training and {test_images}, {images}")
+    if (
+        not info.classes  # not the user's own images, which were listed just now
+        and where_to_look(config.data, config.data_root)
+        and find_dataset(config.data, config.data_root) is None
+    ):
+        table.add_row("", "not found on this machine: it is fetched, or a line says what to do")
     table.add_row("method", describe_method(config))
     steps = -(-train_images // config.batch_size)
     table.add_row(

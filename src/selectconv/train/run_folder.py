@@ -119,7 +119,9 @@ class RunFolder:
         try:
             config = yaml.safe_load(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise RunError(f"{self.path} is not a run: it has no {CONFIG}.") from None
+            lack = f"{self.path} is not a run: it has no {CONFIG}."
+            is_folder = self.path.is_dir()
+            raise RunError(lack if is_folder else f"there is no folder {self.path}.") from None
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise RunError(f"{path} cannot be read: {str(error).splitlines()[0]}.") from error
         if not isinstance(config, dict):

@@ -119,9 +119,8 @@ class RunFolder:
         try:
             config = yaml.safe_load(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            lack = f"{self.path} is not a run: it has no {CONFIG}."
-            is_folder = self.path.is_dir()
-            raise RunError(lack if is_folder else f"there is no folder {self.path}.") from None
+            lack = f"it has no {CONFIG}" if self.path.is_dir() else "there is no such folder"
+            raise RunError(f"{self.path} is not a run: {lack}.") from None
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise RunError(f"{path} cannot be read: {str(error).splitlines()[0]}.") from error
         if not isinstance(config, dict):

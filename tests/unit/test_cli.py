@@ -259,7 +259,17 @@ def test_a_terminal_gets_a_bar_and_one_line_per_epoch():
 
 def test_a_log_gets_lines_only():
     config = resolve({"data": "digits"})
-    assert type(choose_display(config, Console(file=io.StringIO()))) is Lines
+    screen = io.StringIO()
+    display = choose_display(config, Console(file=screen, width=200))
+    assert type(display) is Lines
+    row = {"train_loss": 0.5, "test_loss": 0.4, "test_error": 12.5, "images_per_second": 99.0}
+    for epoch in (3, 4):
+        report = AllocationReport(epoch, AllocationPlan())
+        display.epoch_done({"epoch": epoch, **row, "moved": 7, "closed": 8}, report)
+    first, head, *lines = screen.getvalue().splitlines()
+    assert first == "resumed: epochs 0 to 2 were done before"
+    assert head.startswith("epoch")
+    assert len(lines) == 2
 
 
 @pytest.mark.parametrize("verb", list(VERBS))

@@ -206,6 +206,7 @@ def _carry_out(
     try:
         launch(left, tell)
     except KeyboardInterrupt:
+        console.print("interrupted: writing the tables of what is finished")
         write_report(grid, out, problems, console)
         raise KeyboardInterrupt(
             "interrupted; the same command continues where it stopped."

@@ -11,7 +11,7 @@ from pathlib import Path
 from selectconv.report.compare.answers import Answer, Question, answer
 from selectconv.report.compare.findings import state_findings
 from selectconv.report.compare.groups import Group, Row, group_runs
-from selectconv.report.compare.statistics import show_p, summarize
+from selectconv.report.compare.statistics import show_p_alone, summarize
 from selectconv.report.runs.collect import collect
 from selectconv.reproduce.grid import TABLES, load_grid
 
@@ -63,8 +63,8 @@ def write_short() -> str:
 def show_question(question: Question) -> list[str]:
     """Show a change with its interval, and p."""
     result = question.result
-    p = show_p(question.p).removeprefix("p ").removeprefix("= ")
-    return [f"{result.change:+.1f} % ({result.low:+.1f} to {result.high:+.1f})", p]
+    change = f"{result.change:+.1f} % ({result.low:+.1f} to {result.high:+.1f})"
+    return [change, show_p_alone(question.p)]
 
 
 STYLE = """<style>

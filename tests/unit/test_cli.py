@@ -267,7 +267,7 @@ def test_a_log_gets_lines_only():
         report = AllocationReport(epoch, AllocationPlan())
         display.epoch_done({"epoch": epoch, **row, "moved": 7, "closed": 8}, report)
     first, head, *lines = screen.getvalue().splitlines()
-    assert first == "resumed: epochs 0 to 2 were done before"
+    assert first == "resumed at epoch 3"
     assert head.startswith("epoch")
     assert len(lines) == 2
 

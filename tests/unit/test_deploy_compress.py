@@ -310,7 +310,9 @@ def test_forwards_that_take_any_arguments(kind, tmp_path):
 
 
 def test_a_constant_may_be_concatenated():
-    run = lambda net, x: net.b(torch.cat([net.a(x).relu(), net.coordinates], 1))  # noqa: E731
+    def run(net, x):
+        return net.b(torch.cat([net.a(x).relu(), net.coordinates], 1))
+
     net = Net(run, a=nn.Conv2d(3, 8, 3, padding=1), b=select(10))
     net.register_buffer("coordinates", torch.randn(1, 2, 8, 8))
     scramble(net, closed=0.6)

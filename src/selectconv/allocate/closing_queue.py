@@ -99,8 +99,9 @@ def _closing_order(
     of_group = slots // width == torch.arange(layer.groups, device=slots.device)[:, None]
     place = (of_group.cumsum(dim=1) * of_group).sum(dim=0)  # 1 for the first slot of its group
     slots = slots[place <= room[slots // width]]
-    levels = necdm[slots].cumsum(dim=0).amax(dim=1) if len(slots) else largest[:0]
-    return slots.cpu(), levels.cpu().double()
+    # On the CPU, as in `choose_dealloc`.
+    levels = necdm[slots].cpu().cumsum(dim=0).amax(dim=1) if len(slots) else largest[:0].cpu()
+    return slots.cpu(), levels.double()
 
 
 def num_kept(width: int) -> int:

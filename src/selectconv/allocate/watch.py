@@ -35,13 +35,16 @@ class Watch:
         return any(statistics.passes for statistics in self.by_layer.values())
 
     def check(self) -> None:
-        """Refuse to choose what to read before anything was seen.
+        """Refuse to choose what to read before anything was seen; from then on, passes are watched.
+
+        They may not have been: watching ends with the last step that acts, and `realloc` on demand
+        comes later.
 
         Raises:
             AllocationError: there was no backward pass.
         """
         if not self.has_seen():
-            for statistics in self.by_layer.values():  # on demand, after the last step that acts
+            for statistics in self.by_layer.values():
                 statistics.schedule.is_over = False
             raise AllocationError(
                 'growth="gradient" has seen no backward pass since the last step: train the model '

@@ -34,7 +34,7 @@ class Lines:
         """Print the epoch's line."""
         if not self._has_head:
             if row["epoch"]:
-                self.console.print(f"resumed: epochs 0 to {row['epoch'] - 1} were done before")
+                self.console.print(f"resumed at epoch {row['epoch']}", highlight=False)
             self.console.print(_HEAD, style="bold", highlight=False)
             self._has_head = True
         closed = sum(map(len, report.deallocated.values()))

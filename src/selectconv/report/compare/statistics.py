@@ -141,3 +141,13 @@ def show_p(p: float) -> str:
     if math.isnan(p):
         return "p not defined"
     return "p < 0.0001" if p < 1e-4 else f"p = {p:.4f}"
+
+
+def show_p_alone(p: float) -> str:
+    """Format a p-value for a cell under the heading p.
+
+    Example:
+        >>> show_p_alone(0.0312), show_p_alone(1e-7)
+        ('0.0312', '< 0.0001')
+    """
+    return show_p(p).removeprefix("p ").removeprefix("= ")

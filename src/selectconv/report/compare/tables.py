@@ -16,7 +16,7 @@ from markupsafe import Markup
 from selectconv.report.compare.answers import Answer, answer
 from selectconv.report.compare.findings import state_findings
 from selectconv.report.compare.groups import PAPERS_PLACEMENT, Group, Row, RowKey
-from selectconv.report.compare.statistics import show_p, summarize
+from selectconv.report.compare.statistics import show_p_alone, summarize
 from selectconv.report.html import render
 from selectconv.report.runs.size import measure_size
 
@@ -207,7 +207,7 @@ def _held_out_loss(row: Row, found: Answer | None) -> tuple[str, str, str]:
     loss = _spread(list(row.measured("loss").values()), 4)
     if found is None or found.loss is None:
         return loss, "", ""
-    return loss, f"{found.loss.result.change:+.2f} %", _p(found.loss.p)
+    return loss, f"{found.loss.result.change:+.2f} %", show_p_alone(found.loss.p)
 
 
 def _errors(row: Row) -> tuple[str, str, str]:
@@ -228,12 +228,8 @@ def _spread(values: Sequence[float], digits: int = 2) -> str:
     return f"{summary.mean:.{digits}f}{spread}"
 
 
-def _p(p: float) -> str:
-    return show_p(p).removeprefix("p ").removeprefix("= ")
-
-
 def _equivalence(found: Answer | None) -> str:
-    return "" if found is None or found.p_equivalent is None else _p(found.p_equivalent)
+    return "" if found is None or found.p_equivalent is None else show_p_alone(found.p_equivalent)
 
 
 def _change(found: Answer | None) -> tuple[str, str, str]:
@@ -243,7 +239,7 @@ def _change(found: Answer | None) -> tuple[str, str, str]:
     return (
         f"{result.change:+.2f} %",
         f"{result.low:+.2f} to {result.high:+.2f} %",
-        _p(found.error.p),
+        show_p_alone(found.error.p),
     )
 
 

@@ -69,8 +69,20 @@ def test_images_are_of_the_size_of_the_training(finished, capsys, tmp_path):
 def test_compress_prints_a_table_and_has_a_default_place(finished, capsys):
     run, _ = finished
     assert main(["compress", str(run), "--best"]) == 0
-    assert "compressed" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "compressed" in out
+    assert "Larger than the plain network" not in out
     assert (run / "compressed.safetensors").exists()
+
+
+def test_compress_says_why_a_re_allocated_network_is_larger(finished, capsys, tmp_path):
+    run = tmp_path / "run"
+    options = "{growth_rate: 4, units: [1, 1, 1], realloc: pointwise-only}"
+    select = ["--method", "select", "--gamma", "0.2", "--epochs", "4", "--model-options", options]
+    assert main(["train", *SMALL, *select, "--out", str(run)]) == 0
+    capsys.readouterr()
+    assert main(["compress", str(run)]) == 0
+    assert "Larger than the plain network: shifts are stored" in capsys.readouterr().out
 
 
 def test_export_writes_an_onnx_file(finished, capsys, tmp_path):

@@ -234,6 +234,8 @@ def test_a_report_is_false_when_nothing_changed_and_reads_as_a_sentence():
     silence(model)  # 3 slots in each of two layers
     assert str(allocator.step(1)) == "epoch 1: 6 slots de-allocated, 0 re-allocated in 2 layers"
     assert str(allocator.realloc()) == "0 slots de-allocated, 6 re-allocated in 2 layers"
+    last = allocator.total_epochs - 1
+    assert str(allocator.step(last)) == f"epoch {last}: no step, since stop_at has passed"
 
 
 @pytest.mark.parametrize("mode", ["select", "zero", "random", "dealloc"])

@@ -66,6 +66,8 @@ def test_a_training_ends_at_its_target(mode, target):
         opened += sum(map(len, report.reallocated.values()))
         # Never above the epoch's budget by more than a slot or two.
         assert ratio(model, name, dense) <= allocator.budget.at(epoch) / dense + WITHIN
+        said = "no step" if report.is_over else f"; {ratio(model, name, dense):.1%} of the "
+        assert said in str(report)
         for layer in select_layers(model).values():
             assert int(layer.gate.sum()) >= math.ceil(FLOOR * layer.in_channels)
     assert ratio(model, name, dense) == pytest.approx(fraction, rel=WITHIN)

@@ -207,7 +207,8 @@ class ChannelAllocator:
                 is_last = epoch + 1 >= self.stop_at * self.total_epochs and self.budget is None
                 self._watch.restart(is_over=is_last)
         self.last_epoch = epoch
-        return AllocationReport(epoch, plan)
+        cost = self.budget.describe(self.layers) if self.budget is not None and acts else ""
+        return AllocationReport(epoch, plan, cost=cost, is_over=self._closes and not acts)
 
     def dealloc(self) -> AllocationReport:
         """De-allocate now, at any time, whatever the mode; raises as `step` does.

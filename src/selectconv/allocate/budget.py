@@ -111,6 +111,13 @@ class Budget:
         passed = min(epoch + 1, self.num_steps) / self.num_steps
         return self.dense - (self.dense - self.target) * passed
 
+    def describe(self, layers: Mapping[str, SelectConvNd]) -> str:
+        """Say what part of the dense model's cost is left, and what the target is."""
+        self._shadow.follow(layers)
+        left = self._count({name: layer.gate for name, layer in layers.items()}) / self.dense
+        what = "multiply-adds" if self.name == "target_macs" else "parameters"
+        return f"{left:.1%} of the {what} left, target {100 * self.fraction:g}%"
+
     def plan(
         self,
         layers: Mapping[str, SelectConvNd],

@@ -20,6 +20,8 @@ class AllocationReport:
             that does something; None: no slot can be closed, or the report is not a preview.
         unknown: of a preview: the layers that it does not answer for, because they have not seen
             any input yet.
+        cost: of a step with a target: what part of the dense model's cost is left, in words.
+        is_over: of a scheduled step: it came after those that act, so nothing was tried.
 
     Example:
         >>> plan = AllocationPlan.from_dict({"conv": {"closed": [2, 5], "opened": [[2, 0, None]]}})
@@ -34,6 +36,8 @@ class AllocationReport:
     plan: AllocationPlan
     smallest_gamma: float | None = None
     unknown: tuple[str, ...] = ()
+    cost: str = ""
+    is_over: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return a row of a log, which `json` can write and `ChannelAllocator.replay` can read."""
@@ -69,12 +73,14 @@ class AllocationReport:
         opened = sum(map(len, self.reallocated.values()))
         layers = len(self.plan.layers)
         when = "" if self.epoch is None else f"epoch {self.epoch}: "
+        if self.is_over:
+            return f"{when}no step, since stop_at has passed"
         acts = "" if self.smallest_gamma is None else f"; acts from gamma {self.smallest_gamma:.2g}"
         slots, where = counted(closed, "slot"), counted(layers, "layer")
         text = f"{when}{slots} de-allocated, {opened:,} re-allocated in {where}{acts}"
         if self.unknown:
             text += f"; not known before the first batch: {', '.join(self.unknown)}"
-        return text
+        return f"{text}; {self.cost}" if self.cost else text
 
     def _repr_html_(self) -> str:
         lines = [("layer", "de-allocated", "re-allocated")]

@@ -91,6 +91,12 @@ def run(options: Namespace) -> int:
         )
     console = wide_console(110)
     console.print(table)
+    by_name = {row["model"]: row for row in rows}
+    if by_name["compressed"]["params"] > by_name["plain"]["params"]:
+        console.print(
+            "Larger than the plain network: shifts are stored as small convolutions. "
+            "For a smaller network train with --method dealloc."
+        )
     if options.table:
         console.print(_held_table(model, example[:1], rows))
     return 0

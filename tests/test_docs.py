@@ -48,9 +48,11 @@ def test_the_tutorial_runs_and_says_what_the_page_says(tmp_path, monkeypatch):
 def test_in_the_main_example_something_happens(capsys):
     block = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
     exec(compile(block, "README", "exec"), {"__name__": "docs"})
-    steps = re.findall(r"(\d+) slots? de-allocated, (\d+) re-allocated", capsys.readouterr().out)
-    assert len(steps) == 8
+    out = capsys.readouterr().out
+    steps = re.findall(r"(\d+) slots? de-allocated, (\d+) re-allocated", out)
+    assert len(steps) == 4
     assert sum(int(closed) > 0 and int(opened) > 0 for closed, opened in steps) >= 2
+    assert out.count("no step, since stop_at has passed") == 4
 
 
 def test_there_are_code_blocks_to_run():

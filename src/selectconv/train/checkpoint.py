@@ -1,5 +1,6 @@
 """A run's files of weights, and `last.ckpt`: everything that `--resume` needs, in plain types."""
 
+import io
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -43,7 +44,10 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
         except OSError as error:
             raise RunError(f"{previous} cannot be written: {error.strerror or error}.") from error
         settle(previous)
-    write_recorded(path, lambda file: torch.save({"format": FORMAT, **state}, file))
+    # To memory first: torch's writer, on a full disk, can fail with an error that does not say so.
+    content = io.BytesIO()
+    torch.save({"format": FORMAT, **state}, content)
+    write_recorded(path, lambda file: file.write(content.getbuffer()))
 
 
 def _link(path: Path, other: Path) -> None:

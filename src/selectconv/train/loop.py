@@ -24,6 +24,7 @@ from selectconv.train.checkpoint import fit_shapes, load_checkpoint, save_checkp
 from selectconv.train.config import TrainConfig
 from selectconv.train.device import choose_device
 from selectconv.train.evaluation import Display, Evaluation
+from selectconv.train.event_file import EventFile
 from selectconv.train.network import build_model, in_layout
 from selectconv.train.run_data import check_same_images, record_data, run_data
 from selectconv.train.run_folder import (
@@ -249,7 +250,7 @@ def _run_epochs(training: Training, folder: RunFolder, display: Display) -> None
     if is_first:
         folder.cut_after(training.next_epoch - 1)
         folder.set_status("running")
-    writer = _tensorboard(folder, training.next_epoch) if is_first else None
+        events = EventFile(folder / TENSORBOARD, training.next_epoch)
     for epoch in range(training.next_epoch, training.config.epochs):
         row, report = training.run_epoch(epoch, display)
         is_best = row["test_error"] is not None and row["test_error"] < training.best_error
@@ -267,14 +268,8 @@ def _run_epochs(training: Training, folder: RunFolder, display: Display) -> None
             # Last of all: whatever the lines above wrote is written again if this is not reached.
             save_checkpoint(folder / CHECKPOINT, training.state(epoch))
             folder.settle()
-        if writer is not None:
-            for name, value in row.items():
-                if value is not None:  # without test images
-                    writer.add_scalar(name, value, epoch)
-            writer.flush()
+            events.add(row, epoch)
         display.epoch_done(row, report)
-    if writer is not None:
-        writer.close()
     if training.config.holdout:
         result = training.evaluate_holdout(display)
         if is_first:
@@ -282,9 +277,3 @@ def _run_epochs(training: Training, folder: RunFolder, display: Display) -> None
     if is_first:
         folder.set_status("done")
     training.fabric.barrier()  # nobody reads the folder before it is complete
-
-
-def _tensorboard(folder: RunFolder, first_epoch: int) -> Any:
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(folder / TENSORBOARD), purge_step=first_epoch)

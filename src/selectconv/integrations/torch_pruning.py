@@ -39,7 +39,8 @@ class ECDMImportance(torch_pruning.importance.Importance):  # type: ignore[misc]
 
     E[X] of what a layer reads is followed through Torch-Pruning's own graph: batch norm says mean
     and variance, activations are integrated, sums add up, convs and linears pass on what they
-    read; the model's input is taken to be normalised. A reader whose input cannot be followed is
+    read; the model's input is taken to be normalised, and any Hardtanh for a ReLU6, which
+    Torch-Pruning does not tell apart. A reader whose input cannot be followed is
     left out; a group without any other has no score, and Torch-Pruning leaves it alone.
 
     Args:

@@ -7,7 +7,9 @@ That both see together exactly the batches of one process is tested with the loa
 """
 
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -75,3 +77,29 @@ def test_two_processes_agree_and_survive_the_death_of_one(server, tmp_path):
     assert [rank.returncode for rank in resumed] == [0, 0], resumed
     # The last epoch's weights and allocation are those of the run that nobody disturbed.
     assert Path(f"{again}-1").read_text().splitlines()[-1] == ranks[1].splitlines()[-1]
+
+
+def _is_listening(port):
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_process_that_waits_for_the_others_can_be_stopped(number, tmp_path):
+    """In C++, where torch waits, Python's own handlers are not called."""
+    one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    place = {"GROUP_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    environment = {**os.environ, **one, **place, "TORCHELASTIC_RUN_ID": "test"}
+    words = ["train", "--data", "digits", "--epochs", "1", "--device", "cpu"]
+    command = [sys.executable, "-m", "selectconv", *words, "--out", str(tmp_path / "run")]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+        try:
+            while not _is_listening(int(place["MASTER_PORT"])):
+                assert process.poll() is None
+                time.sleep(0.1)
+            time.sleep(1)  # now it waits
+            process.send_signal(number)
+            assert process.wait(timeout=60) == -number
+        finally:
+            process.kill()

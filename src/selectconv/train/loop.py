@@ -7,7 +7,11 @@ epoch, so a run that was killed at any moment and resumed ends with the same bit
 import json
 import os
 import re
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -63,8 +67,28 @@ def build_fabric(config: TrainConfig) -> Fabric:
         strategy="ddp" if world > 1 else "auto",
         precision=config.precision,  # type: ignore[arg-type]
     )
-    fabric.launch()
+    with _signals_end_the_process():
+        fabric.launch()
     return fabric
+
+
+@contextmanager
+def _signals_end_the_process() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end the process at once, as they do without Python.
+
+    torch waits for the other processes in C++, half an hour if one of them has died, and Python's
+    own handlers are not called there.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handled = {number: how for number, how in handlers.items() if is_main and callable(how)}
+    for number in handled:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, how in handled.items():
+            signal.signal(number, how)
 
 
 def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.SGD:

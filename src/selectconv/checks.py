@@ -66,6 +66,13 @@ def check_count(name: str, value: int, minimum: int) -> int:
     return value
 
 
+def check_seed(name: str, value: int) -> int:
+    """Return `value` as an int that torch's generators take."""
+    if check_count(name, value, 0) >= 1 << 63:
+        raise ValueError(f"`{name}` must be below 2^63, got {value!r}.")
+    return value
+
+
 def check_flag(name: str, value: bool) -> bool:
     """Return `value` if it is True or False."""
     if not isinstance(value, bool):
@@ -104,6 +111,8 @@ def check_path(name: str, value: str | os.PathLike[str]) -> Path:
         raise TypeError(f"`{name}` must be a path, got {type(value).__name__}.")
     if not os.fspath(value):
         raise ValueError(f"`{name}` must be a path, got an empty one.")
+    if "\0" in os.fspath(value):
+        raise ValueError(f"`{name}` must be a path, got one with a null character.")
     return Path(value)
 
 

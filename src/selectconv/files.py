@@ -1,5 +1,6 @@
 """Files that appear whole or not at all, lines of JSON, and the cache folder."""
 
+import errno
 import json
 import os
 import secrets
@@ -38,6 +39,8 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
     """
     name = f".{path.name}.{secrets.token_hex(4)}.part" if shared else f"{path.name}.part"
     beside = path.with_name(name)
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is not a regular file")  # such as /dev/null: it would go
     try:
         yield beside
         with beside.open("rb+") as file:

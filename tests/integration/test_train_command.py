@@ -535,6 +535,15 @@ def test_a_folder_in_use_is_refused_and_its_process_named(flags, finished, capsy
     assert main(["train", *SMALL, *flags, "--out", str(finished)]) == (0 if flags else 2)
 
 
+@pytest.mark.parametrize("verb", ["compress", "export", "report"])
+@pytest.mark.parametrize("name", ["config.yaml", "last.safetensors", "metrics.jsonl"])
+def test_no_verb_overwrites_the_runs_own_files(verb, name, finished, capsys):
+    before = (finished / name).read_bytes()
+    assert main([verb, str(finished), "--out", str(finished / name)]) == 2
+    assert f"{name} belongs to" in capsys.readouterr().err
+    assert (finished / name).read_bytes() == before
+
+
 def test_a_failure_to_write_is_not_the_users_input(finished, tmp_path, capsys, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

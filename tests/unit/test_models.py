@@ -34,6 +34,33 @@ def test_count_and_compress_work_on_the_model_inside(kind):
     assert list(small.state_dict()) == list(sc.compress(model, X).state_dict())
 
 
+class Around(nn.Module):
+    """A model of which a part is wrapped."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def forward(self, x):
+        return 2 * self.part(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile], ids=["parallel", "compiled"])
+def test_a_wrapped_part_is_counted_and_compressed_as_if_it_were_not(wrap):
+    model = conv_net().eval()
+    for layer in model.modules():
+        if isinstance(layer, sc.SelectConv2d):
+            layer.close(range(0, layer.in_channels, 2))
+    bare, wrapped = Around(model), Around(wrap(model))
+    assert sc.count(wrapped, X) == sc.count(bare, X)
+    small = sc.compress(wrapped, X)
+    torch.testing.assert_close(small(X), bare(X), rtol=1e-4, atol=1e-5)
+    assert not any(isinstance(module, sc.SelectConv2d) for module in small.modules())
+    wanted = sum(value.numel() for value in sc.compress(bare, X).parameters())
+    assert sum(value.numel() for value in small.parameters()) == wanted
+
+
 def test_export_works_on_the_model_inside(tmp_path):
     sc.export_onnx(wrappers(conv_net())["compiled inside"], tmp_path / "model.onnx", X)
     assert (tmp_path / "model.onnx").exists()

@@ -11,7 +11,14 @@ import torch
 from selectconv.errors import RunError, UsageError
 from selectconv.files import write_text
 from selectconv.train import digests
-from selectconv.train.checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
+from selectconv.train.checkpoint import (
+    has_checkpoint,
+    load_checkpoint,
+    load_weights,
+    save_checkpoint,
+    save_weights,
+)
+from selectconv.train.digests import check_recorded, write_recorded
 from selectconv.train.run_folder import ALLOCATION, METRICS, RunFolder, describe_environment
 
 STATE = {"epoch": 3, "model": {}, "optimizer": {}, "allocator": None, "best_error": 1.5}
@@ -196,6 +203,30 @@ def test_checkpoints_come_back_and_damaged_ones_are_named(tmp_path):
         load_checkpoint(path)
 
 
+def test_a_missing_checkpoint_is_not_a_new_start(tmp_path):
+    path = tmp_path / "last.ckpt"
+    assert not has_checkpoint(path)
+    for epoch in range(2):
+        save_checkpoint(path, {**STATE, "epoch": epoch})
+    assert has_checkpoint(path)
+    path.unlink()
+    with pytest.raises(RunError, match=r"last\.ckpt is missing\. The one before it, of epoch 0, is"):
+        has_checkpoint(path)
+
+
+@pytest.mark.parametrize("bit", range(0, 8 * 400, 37))
+def test_one_wrong_bit_in_the_record_is_noticed_or_changes_nothing(tmp_path, bit):
+    path, record = tmp_path / "config.yaml", tmp_path / "digests.json"
+    write_recorded(path, lambda file: file.write(b"gamma: 0.05\n"))
+    content = bytearray(record.read_bytes())
+    bit %= 8 * len(content)
+    content[bit // 8] ^= 1 << bit % 8
+    record.write_bytes(content)
+    path.write_text("gamma: 0.5\n")
+    with pytest.raises(RunError, match="is damaged"):
+        check_recorded(path, "restore it.")
+
+
 def test_a_checkpoint_is_accepted_however_often_its_successors_are_killed(tmp_path, monkeypatch):
     path = tmp_path / "last.ckpt"
     save_checkpoint(path, {**STATE, "epoch": 0})
@@ -219,6 +250,7 @@ def test_a_checkpoint_is_accepted_however_often_its_successors_are_killed(tmp_pa
     assert {name: len(accepted) for name, accepted in known.items()} == {
         "last.ckpt": 1,
         "previous.ckpt": 1,
+        "digests.json": 1,
     }
 
 

@@ -1,5 +1,7 @@
 """Wrong calls of the public functions: one line that names the argument, whatever came."""
 
+import os
+
 import numpy as np
 import pytest
 from torch import nn
@@ -16,7 +18,7 @@ def allocator(**options):
     return sc.ChannelAllocator(conv_net(), total_epochs=2, **options)
 
 
-NO_EXAMPLES = [None, 3, "x", (), (1, 3, 16, 16), np.zeros((1, 3, 8, 8)), {}, {1: X}, [None]]
+NO_EXAMPLES = [None, 3, "x", (), (1, 3, 16, 16), np.zeros((1, 3, 8, 8)), {}, {1: X}, [None], X[:0]]
 TAKES_EXAMPLE = {
     "count": lambda example: sc.count(conv_net(), example),
     "CostCounter": lambda example: sc.CostCounter(conv_net(), example),
@@ -38,7 +40,42 @@ def test_no_example(name, example):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("path", [None, 3, ["a"], b"a", ""])
+@pytest.mark.parametrize("example", [(X, X), {"y": X}], ids=["too many", "another name"])
+@pytest.mark.parametrize("name", ["count", "CostCounter", "compress", "budget"])
+def test_an_example_that_forward_does_not_take(name, example):
+    with pytest.raises(TypeError, match="`example_input` does not fit the model's forward: "):
+        TAKES_EXAMPLE[name](example)
+
+
+def test_nan_in_the_example_is_called_so():
+    with pytest.raises(sc.CompressionError, match="output 0 of the model itself is NaN on the ex"):
+        sc.compress(conv_net(), X * float("nan"))
+
+
+@pytest.mark.parametrize("save", [sc.save_compressed, lambda m, path: sc.export_onnx(m, path, X)])
+def test_what_is_no_regular_file_is_not_replaced(save, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(sc.SelectConvError, match="cannot be written: it is not a regular file"):
+        save(SMALL, tmp_path / "pipe")
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_name_that_is_too_long_is_no_file():
+    with pytest.raises(sc.CompressionError, match="is not a compressed model: there is no such"):
+        sc.load_compressed("a" * 5000)
+
+
+def test_a_state_that_reads_channels_that_are_not_there_is_refused():
+    model = conv_net()
+    name, layer = next((n, m) for n, m in model.named_modules() if isinstance(m, sc.SelectConv2d))
+    state = model.state_dict()
+    state[f"{name}.index"] = state[f"{name}.index"] + layer.in_channels
+    with pytest.raises(sc.AllocationError, match=rf"`{name}\.index` names the channels"):
+        model.load_state_dict(state)
+
+
+@pytest.mark.parametrize("path", [None, 3, ["a"], b"a", "", "a\0b"])
 @pytest.mark.parametrize(
     "call",
     [
@@ -58,6 +95,13 @@ def test_no_path(call, path):
     [
         (lambda: sc.convert(conv_net(convert=False), where="3"), TypeError, "`where` must be a fu"),
         (lambda: sc.convert(conv_net(convert=False), realloc=[]), ValueError, "`realloc` must be"),
+        (lambda: allocator(seed=1 << 70), ValueError, r"`seed` must be below 2\^63, got"),
+        (
+            lambda: sc.create_model("densenet40", units=3),
+            TypeError,
+            r"`units` must be a list, such as \[6, 6, 6\]; got 3",
+        ),
+        (lambda: sc.SelectConv2d(4, 4, 1).close([99]), ValueError, r"`slots` names \[99\]"),
         (lambda: allocator(followers=[3]), TypeError, "`followers` must be models, got int"),
         (lambda: allocator(mode={}), ValueError, "`mode` must be one of"),
         (lambda: allocator().apply({}), TypeError, "`plan` must be an AllocationPlan, got dict"),

@@ -24,7 +24,14 @@ from selectconv.allocate.preview import GammaTable, tabulate_gammas
 from selectconv.allocate.replicas import Replicas
 from selectconv.allocate.report import AllocationReport
 from selectconv.allocate.watch import Watch
-from selectconv.checks import check_choice, check_count, check_fraction, check_gamma, warn
+from selectconv.checks import (
+    check_choice,
+    check_count,
+    check_fraction,
+    check_gamma,
+    check_seed,
+    warn,
+)
 from selectconv.core.allocation import ReallocRule
 from selectconv.core.damage import DAMAGES
 from selectconv.core.layer import SelectConvNd
@@ -120,7 +127,7 @@ class ChannelAllocator:
         self._example_input = example_input
         self.last_epoch = -1
         self._is_overtime = False  # whether the warning was given
-        self.generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
+        self.generator = torch.Generator().manual_seed(check_seed("seed", seed))
         if mode != "none" and not selective_layers(self.model):
             raise AllocationError(
                 "`model` has no selective layers: call sc.convert(model) first, "

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from selectconv.errors import UsageError
+from selectconv.train.run_folder import OWN
 
 
 def check_folder(path: str | Path) -> Path:
@@ -41,12 +42,18 @@ def check_file(path: str | Path) -> Path:
 def check_output(given: str | None, default: Path) -> Path:
     """Return the file that a verb writes, in a folder that exists.
 
+    Args:
+        given: where the user wants it; None: at `default`.
+        default: its place in the run's folder.
+
     Raises:
         UsageError: it cannot be written there.
     """
     if given is None:
         return default
     file = check_file(given)
+    if file.name in OWN and file.resolve().parent == default.parent.resolve():
+        raise UsageError(f"{file} belongs to the run itself: choose another `out`.")
     if not file.parent.is_dir():
         raise UsageError(f"{file} cannot be written: there is no folder {file.parent}.")
     return file

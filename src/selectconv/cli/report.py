@@ -11,6 +11,7 @@ from selectconv.cli.signals import work_begins
 from selectconv.errors import UsageError
 from selectconv.files import write_text
 from selectconv.tables import counted
+from selectconv.train.run_folder import CONFIG, OWN
 
 
 def add_arguments(parser: Parser) -> None:
@@ -26,6 +27,8 @@ def add_arguments(parser: Parser) -> None:
 def run(options: Namespace) -> int:
     """Write the page."""
     out = check_file(options.out)
+    if out.name in OWN and (out.parent / CONFIG).exists():
+        raise UsageError(f"{out} belongs to a run: choose another `out`.")
     from selectconv.report.build import build_report
     from selectconv.report.compare.groups import find_duplicates
     from selectconv.report.runs.collect import collect

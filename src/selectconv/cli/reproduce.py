@@ -78,7 +78,8 @@ def run(options: Namespace) -> int:
     if options.engine == "ray":
         check_ray()
     if options.no_run:
-        write_report(grid, out, {}, console)
+        with locked(out):
+            write_report(grid, out, {}, console)
         return 0
     if options.dry_run:
         show_plan(grid, chosen, out, options.jobs, console)

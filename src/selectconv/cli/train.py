@@ -247,7 +247,9 @@ def _set_status(folder: RunFolder, status: str, message: str | None = None) -> N
 
 def _tell_about(folder: RunFolder) -> None:
     """Say what a user who resumes a run should know."""
-    if not (folder / CHECKPOINT).exists():
+    from selectconv.train.checkpoint import has_checkpoint
+
+    if not has_checkpoint(folder / CHECKPOINT):
         print(f"{folder.path} has no checkpoint yet: starting at epoch 0.", file=sys.stderr)
     elif not has_digests(folder.path):
         print(

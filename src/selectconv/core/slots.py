@@ -57,6 +57,14 @@ class SlottedConvNd(DamageConvNd):
         fresh = self._fresh_allocation(state.get(prefix + "weight"))
         if not any(prefix + name in state for name in fresh):
             state.update({prefix + name: value for name, value in fresh.items()})
+        index = state.get(prefix + "index")
+        if isinstance(index, Tensor) and index.numel() and not index.is_meta:
+            low, high = (int(bound) for bound in torch.aminmax(index))
+            if low < 0 or high >= self.in_channels:
+                raise AllocationError(
+                    f"`{prefix}index` names the channels {low} to {high}; the layer has 0 to "
+                    f"{self.in_channels - 1}: the state is damaged, or of another model."
+                )
         cast(Any, super())._load_from_state_dict(state, prefix, *args)
 
     def _fresh_allocation(self, weight: Tensor | None) -> dict[str, Tensor]:
@@ -146,7 +154,12 @@ class SlottedConvNd(DamageConvNd):
             closed.is_floating_point() or closed.is_complex() or closed.dtype == torch.bool
         ):
             raise TypeError(f"`slots` must be integers, got {closed.dtype}.")
-        self.apply_plan(LayerPlan(closed=closed.flatten().to("cpu", torch.int64)))
+        closed = closed.flatten().to("cpu", torch.int64)
+        if outside := closed[(closed < 0) | (closed >= self.in_channels)].tolist():
+            raise AllocationError(
+                f"`slots` names {outside[:5]}; the layer has 0 to {self.in_channels - 1}."
+            )
+        self.apply_plan(LayerPlan(closed=closed))
 
     @torch.no_grad()
     def plan(

@@ -300,6 +300,11 @@ def _compare(model: nn.Module, small: nn.Module, example_input: Any) -> None:
         for value in (want, got)
     )
     for number, (one, other) in enumerate(zip(wants, gots, strict=True)):
+        if bool(one.isnan().any()):
+            raise CompressionError(
+                f"output {number} of the model itself is NaN on the example, so the compressed one "
+                "cannot be compared with it: look for NaN in `example_input` and in the weights."
+            )
         difference, most = largest_difference(one, other), tolerance(one.dtype, RTOL)
         if difference > most:
             raise CompressionError(

@@ -107,8 +107,8 @@ def load_compressed(path: str | os.PathLike[str]) -> fx.GraphModule:
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
-    if not path.is_file():
-        reason = "it is a folder" if path.is_dir() else "there is no such file"
+    if not os.path.isfile(path):  # unlike Path.is_file, this takes names of any length
+        reason = "it is a folder" if os.path.isdir(path) else "there is no such file"
         raise CompressionError(f"{path} is not a compressed model: {reason}.")
     try:
         with safe_open(path, framework="pt") as file:

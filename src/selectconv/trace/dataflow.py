@@ -27,7 +27,12 @@ from selectconv.checks import warn
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers, unwrap
 from selectconv.errors import CompressionError
-from selectconv.trace.example import as_arguments, evaluating, settled_arguments
+from selectconv.trace.example import (
+    as_arguments,
+    check_fits,
+    evaluating,
+    settled_arguments,
+)
 from selectconv.trace.fixed_shapes import DependsOnValues, FixedShapeTracer, failed_line
 from selectconv.trace.kinds import Kind, classify, shape_of
 from selectconv.trace.pure_graph import purify
@@ -97,6 +102,7 @@ def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
             "neither compressed nor counted: build it with placement='input'."
         )
     args, kwargs = as_arguments(example_input)
+    check_fits(model, args, kwargs)
     check_modules(model)
     root = copy_model(model, (*model.parameters(), *layers))
     with evaluating(root):

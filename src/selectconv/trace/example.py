@@ -6,7 +6,7 @@ from inspect import signature
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 # Types that cannot be a model's input.
@@ -31,6 +31,7 @@ def as_arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
     Raises:
         TypeError: it cannot be one: there is no tensor in it, or a key that is not a name.
+        ValueError: its tensors are empty.
     """
     leaves = tree_leaves(example_input)
     if all(leaf is None or isinstance(leaf, _NO_TENSORS) for leaf in leaves):
@@ -38,6 +39,8 @@ def as_arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
             "`example_input` must be a tensor, a tuple of arguments or a dict of keyword "
             f"arguments, got {_describe(example_input)}."
         )
+    if all(leaf.numel() == 0 for leaf in leaves if isinstance(leaf, Tensor)):
+        raise ValueError("`example_input` is empty: give at least one example.")
     if isinstance(example_input, Mapping):
         if wrong := [key for key in example_input if not isinstance(key, str)]:
             raise TypeError(
@@ -47,6 +50,22 @@ def as_arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example_input, tuple | list):
         return tuple(example_input), {}
     return (example_input,), {}
+
+
+def check_fits(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments that a model's forward does not take.
+
+    Raises:
+        TypeError: there are too many or too few, or one has another name.
+    """
+    try:
+        accepted = signature(model.forward)
+    except (TypeError, ValueError):  # a forward that does not say what it takes
+        return
+    try:
+        accepted.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"`example_input` does not fit the model's forward: {error}.") from None
 
 
 def settled_arguments(

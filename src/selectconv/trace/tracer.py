@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import fx, nn
 
+from selectconv.core.models import PARALLEL
 from selectconv.trace.operations import IN_PLACE_OPERATORS
 
 
@@ -63,11 +64,20 @@ class Tracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Trace a call of a module."""
+        """Trace a call of a module; wrapped parts are traced as if they were not."""
+        if (wrapped := inner_module(m)) is not None:
+            return wrapped(*args, **kwargs)
         self.inside.append(self.path_of_module(m))
         out = super().call_module(m, forward, args, kwargs)
         self.inside.pop()
         return out
+
+
+def inner_module(module: nn.Module) -> nn.Module | None:
+    """Return what torch.compile, DataParallel or DDP wraps; None: the module is no such wrapper."""
+    name = "module" if isinstance(module, PARALLEL) else "_orig_mod"
+    inner = getattr(module, name, None)
+    return inner if isinstance(inner, nn.Module) else None
 
 
 def module_of(root: nn.Module, node: fx.Node) -> nn.Module | None:

@@ -59,6 +59,17 @@ def _link(path: Path, other: Path) -> None:
         shutil.copyfile(path, other)
 
 
+def has_checkpoint(path: Path) -> bool:
+    """Return whether a run can go on from its last checkpoint.
+
+    Raises:
+        RunError: it is gone, and the one before it is still there.
+    """
+    if not path.exists() and path.with_name(PREVIOUS).exists():
+        raise RunError(f"the checkpoint {path} is missing. {_offer(path.with_name(PREVIOUS))}")
+    return path.exists()
+
+
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint.
 

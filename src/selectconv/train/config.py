@@ -27,6 +27,7 @@ from selectconv.train.settings import (
     instance,
     model_name,
     optional,
+    seeds,
     setting,
     truth,
     whole,
@@ -150,7 +151,7 @@ class TrainConfig:
         default=1e-5,  # network slimming's value for ResNet and DenseNet
         came_later=True,
     )
-    seed: int = setting("seed of everything random", whole(0), group="aside", default=0)
+    seed: int = setting("seed of everything random", seeds, group="aside", default=0)
     data_root: str | None = setting(
         "folder of the data set; nothing else is searched",
         optional(instance(str, "a folder")),

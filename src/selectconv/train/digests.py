@@ -62,7 +62,9 @@ def append_recorded(path: Path, line: bytes) -> None:
 def record(path: Path, digests: list[str]) -> None:
     """Set the digests that a file may have."""
     known = {**_read(path.parent), path.name: list(dict.fromkeys(digests))}
-    write_text(path.parent / DIGESTS, json.dumps(known, indent=1) + "\n")
+    # The record has a digest, too: a file whose name is damaged there would not be checked.
+    whole = {**known, DIGESTS: [_digest_of(known)]}
+    write_text(path.parent / DIGESTS, json.dumps(whole, indent=1) + "\n")
 
 
 def settle(path: Path) -> None:
@@ -111,6 +113,10 @@ def check_recorded(path: Path, remedy: str) -> None:
         raise RunError(f"{path} is damaged: it is not what the run wrote; {remedy}")
 
 
+def _digest_of(known: dict[str, list[str]]) -> str:
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+
 def _digest(path: Path) -> str:
     if path.suffix == LINES:
         content = _read_bytes(path)
@@ -136,7 +142,11 @@ def _read(folder: Path) -> dict[str, list[str]]:
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return {str(name): [str(digest) for digest in known] for name, known in content.items()}
+        known = {str(name): [str(digest) for digest in of] for name, of in content.items()}
+        own = known.pop(DIGESTS, None)
+        if own is not None and own != [_digest_of(known)]:
+            raise ValueError("it is not what the run wrote")
+        return known
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise RunError(
             f"{path} is damaged: {error}; without it the run's files are not checked: delete it to "

@@ -27,6 +27,7 @@ from selectconv.files import write_text
 from selectconv.train.checkpoint import fit_shapes, load_checkpoint, save_checkpoint, save_weights
 from selectconv.train.config import TrainConfig
 from selectconv.train.device import choose_device
+from selectconv.train.digests import write_recorded
 from selectconv.train.evaluation import Display, Evaluation
 from selectconv.train.event_file import EventFile
 from selectconv.train.network import build_model, in_layout
@@ -212,7 +213,7 @@ class Training(Evaluation):
         if bad:
             raise RunError(
                 f"the loss is {float(losses[bad[0]])} at epoch {epoch}, step {bad[0]}: the run "
-                "stops; its last checkpoint is kept. Try a smaller --lr."
+                f"stops{'; its last checkpoint is kept' if epoch else ''}. Try a smaller --lr."
             )
 
 
@@ -297,7 +298,8 @@ def _run_epochs(training: Training, folder: RunFolder, display: Display) -> None
     if training.config.holdout:
         result = training.evaluate_holdout(display)
         if is_first:
-            write_text(folder / HOLDOUT, json.dumps(result) + "\n")
+            text = json.dumps(result) + "\n"
+            write_recorded(folder / HOLDOUT, lambda file: file.write(text.encode()))
     if is_first:
         folder.set_status("done")
     training.fabric.barrier()  # nobody reads the folder before it is complete

@@ -30,7 +30,7 @@ METRICS, ALLOCATION = "metrics.jsonl", "allocation.jsonl"
 CHECKPOINT, PREVIOUS = "last.ckpt", "previous.ckpt"
 LAST, BEST = "last.safetensors", "best.safetensors"
 HOLDOUT, GAINS, IMAGES, TENSORBOARD = "holdout.json", "gains.json", "images.json", "tensorboard"
-_OWN: tuple[str, ...] = (
+OWN: tuple[str, ...] = (
     CONFIG, ENVIRONMENT, STATUS, METRICS, ALLOCATION, CHECKPOINT, PREVIOUS, LAST, BEST, HOLDOUT,
     GAINS, IMAGES, DIGESTS, TENSORBOARD,
 )  # fmt: skip
@@ -70,7 +70,7 @@ class RunFolder:
             UsageError: there are files that no run wrote.
         """
         names = [entry.name for entry in self._entries()]
-        own = _OWN
+        own = OWN
         if CONFIG in names:  # elsewhere, a model.onnx is somebody else's
             own += (COMPRESSED, ONNX, REPORT)
         foreign = [name for name in names if name.removesuffix(".part") not in own]

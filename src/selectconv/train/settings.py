@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import MISSING, Field, dataclass, field
 from typing import Any, Literal
 
-from selectconv.checks import check_choice, check_count
+from selectconv.checks import check_choice, check_count, check_seed
 
 Check = Callable[[str, Any], object]
 Group = Literal["task", "training", "tuning", "selection", "aside"]
@@ -77,6 +77,12 @@ def whole(least: int, words: str = "a whole number") -> Check:
         check_count(name, value, least)
 
     return check
+
+
+def seeds(name: str, value: Any) -> None:
+    """Accept seeds of torch's generators."""
+    whole(0)(name, value)
+    check_seed(name, value)
 
 
 def choice(choices: Callable[[], Collection[str]]) -> Check:

@@ -116,13 +116,17 @@ def create_model(
     check_choice("placement", placement, PLACEMENTS)
     selection = Selection(realloc, placement) if check_flag("selective", selective) else None
     options = ModelOptions(num_classes, in_channels, stem, selection)
-    _, *accepted = inspect.signature(builder).parameters
-    for key in kw:
+    parameters = inspect.signature(builder).parameters
+    _, *accepted = parameters
+    for key, value in kw.items():
         if key not in accepted:
             raise TypeError(
                 f"`{name}` has no argument {key!r}; besides the common ones it takes "
                 f"{', '.join(accepted)}."
             )
+        usual = parameters[key].default
+        if isinstance(usual, tuple) and not isinstance(value, tuple | list):
+            raise TypeError(f"`{key}` must be a list, such as {list(usual)}; got {value!r}.")
     try:
         return builder(options, **kw)
     except RuntimeError as error:

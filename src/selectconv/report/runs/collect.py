@@ -13,6 +13,7 @@ from selectconv.allocate.log import read_log
 from selectconv.allocate.report import AllocationReport
 from selectconv.errors import SelectConvError
 from selectconv.train.config import TrainConfig, declared_settings, resolve
+from selectconv.train.digests import check_recorded
 from selectconv.train.run_folder import (
     ALLOCATION,
     CONFIG,
@@ -210,6 +211,7 @@ def _check_numbers(row: Mapping[str, Any], names: Iterable[str], where: str) -> 
 def _read_holdout(folder: RunFolder) -> dict[str, Any]:
     try:
         content = json.loads((folder / HOLDOUT).read_text(encoding="utf-8"))
+        check_recorded(folder / HOLDOUT, "train it again.")
     except FileNotFoundError:
         raise ValueError(f"it has no {HOLDOUT}, which its settings ask for.") from None
     except (OSError, ValueError) as error:

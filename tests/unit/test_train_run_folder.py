@@ -210,7 +210,9 @@ def test_a_missing_checkpoint_is_not_a_new_start(tmp_path):
         save_checkpoint(path, {**STATE, "epoch": epoch})
     assert has_checkpoint(path)
     path.unlink()
-    with pytest.raises(RunError, match=r"last\.ckpt is missing\. The one before it, of epoch 0, is"):
+    with pytest.raises(
+        RunError, match=r"last\.ckpt is missing\. The one before it, of epoch 0, is"
+    ):
         has_checkpoint(path)
 
 

@@ -154,6 +154,7 @@ def run(options: Namespace) -> int:
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
     # Only now: these take seconds to import, and a wrong flag should not.
+    from selectconv.data.registry import check_present
     from selectconv.train.estimate import announce
 
     console = Console(soft_wrap=True, quiet=not is_first, markup=False)
@@ -165,6 +166,7 @@ def run(options: Namespace) -> int:
         return 0
     check_free(folder.path)  # before all else: a run that is under way is not empty either
     check_start(folder, options)
+    check_present(config.data, config.data_root)  # before the estimate, which takes a while
     announce(config, folder.path, console)  # builds the network: what is wrong with it shows here
     with locked(folder.path):
         check_start(folder, options)  # it may have been started in the meantime

@@ -248,6 +248,17 @@ def load_dataset(
     return Splits(info, parts[0], parts[1], tuple(parts[2:]))
 
 
+def check_present(name: str, root: Path | str | None) -> None:
+    """Refuse a data set that is neither here nor can be fetched; nothing is read.
+
+    Raises:
+        DataError: it is missing; the error says what to put where.
+    """
+    can_be_fetched = root is None and name in DOWNLOADS
+    if own_folder(name) is None and not can_be_fetched:
+        _have(_entry(name, root), root, fetch=False)
+
+
 def check_root(name: str, root: Path | str | None) -> None:
     """Check the folder of a data set that needs no files: of all others, it is looked into.
 

@@ -73,6 +73,8 @@ def load_run(path: str | Path, *, best: bool = False) -> TrainedRun:
         UsageError: the folder is not a run, or has no weights yet.
         RunError: the weights are damaged, or those of another network.
     """
+    if not str(path):
+        raise UsageError("the folder of a run is missing: its name is empty.")
     folder = RunFolder(path)
     try:
         config = resolve(folder.read_config())

@@ -118,8 +118,9 @@ class RunFolder:
             )
         try:
             config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             lack = f"it has no {CONFIG}" if self.path.is_dir() else "there is no such folder"
+            lack = "it is a file" if self.path.is_file() else lack
             raise RunError(f"{self.path} is not a run: {lack}.") from None
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise RunError(f"{path} cannot be read: {str(error).splitlines()[0]}.") from error

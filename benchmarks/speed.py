@@ -279,7 +279,8 @@ def step_table() -> Iterable[str]:
 def trainer_table() -> Iterable[str]:
     """The trainer's speed over a plain loop."""
     rows = read("trainer")
-    yield "| `selectconv train` on DenseNet-40, over a plain eager NCHW loop | speed |"
+    what = "`selectconv train --method plain` on DenseNet-40"
+    yield f"| {what}: speed relative to a plain eager NCHW loop | higher is faster |"
     yield "|---|---:|"
     for line, way in zip(rows[2::3], ("as it is", "with `--compile`"), strict=True):
         yield f"| {way} | {_cell(line)} |"

@@ -1,4 +1,4 @@
-"""Fine-tune a timm model with selective channels.
+"""Fine-tune a timm model, and bring it down to 75% of its multiply-adds on the way.
 
     python examples/timm_finetune.py [model]          # random weights: works offline
     python examples/timm_finetune.py [model] --pretrained
@@ -33,7 +33,10 @@ with torch.no_grad():
     torch.testing.assert_close(model.eval()(example), before)
 print(sc.describe(model))
 optimizer = torch.optim.AdamW(sc.param_groups(model), lr=0.003, weight_decay=1e-2)
-allocator = sc.ChannelAllocator(model, optimizer, total_epochs=EPOCHS, gamma=0.05, grace=2)
+# Some slots are closed for good, others are re-allocated; mode="dealloc" would only close.
+allocator = sc.ChannelAllocator(
+    model, optimizer, total_epochs=EPOCHS, target_macs=0.75, example_input=example
+)
 
 start = accuracy(model)
 for epoch in range(EPOCHS):

@@ -23,7 +23,7 @@ from selectconv.core.ecdm import normalize_ecdm
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers, unwrap
 from selectconv.errors import AllocationError, naming
-from selectconv.tables import html_table, text_table
+from selectconv.tables import counted, html_table, text_table
 
 _CHUNK = 1 << 22  # numbers of the input that are unfolded at a time
 _WORST = 3  # offenders that a table's row has room for
@@ -144,8 +144,8 @@ class DamageReport(dict[str, LayerDamage]):
         if known:
             middle = known[len(known) // 2][0]
             notes.append(
-                f"{len(self)} layers; rank correlation of what they decide by: median {middle:.2f},"
-                f" lowest {known[0][0]:.2f} at {known[0][1]}"
+                f"{counted(len(self), 'layer')}; rank correlation of what they decide by: "
+                f"median {middle:.2f}, lowest {known[0][0]:.2f} at {known[0][1]}"
             )
         if self.unreached:
             notes.append(f"no batch passed through: {', '.join(self.unreached)}")

@@ -271,7 +271,12 @@ def show_plan(
 
     states = find_states(chosen, out)
     seconds = estimate_seconds(chosen, threads_of(jobs))
-    table = Table(Column("run", no_wrap=True, overflow="ignore"), "state", "takes about", box=None)
+    table = Table(
+        Column("run", no_wrap=True, overflow="ignore"),
+        "state",
+        Column("takes about", no_wrap=True),
+        box=None,
+    )
     for run in chosen:
         takes = describe_duration(seconds[run.name]) if run.name in seconds else run.problem
         table.add_row(run.name, states[run.name], takes)

@@ -19,6 +19,7 @@ from selectconv.report.compare.groups import PAPERS_PLACEMENT, Group, Row, RowKe
 from selectconv.report.compare.statistics import show_p_alone, summarize
 from selectconv.report.html import render
 from selectconv.report.runs.size import measure_size
+from selectconv.train.methods import METHODS
 
 HEADER = (
     "method", "n", "params", "MACs", "MACs, CondenseNet's count", "held-out loss",
@@ -135,7 +136,7 @@ def _write_caption(group: Group, answers: Mapping[RowKey, Answer], scale: str, t
     counts = sorted({len(row.runs) for row in group.rows.values()})
     n = f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
     words = [f"Scale: {scale}."] if scale else []
-    words.append(f"{n} seeds: mean ± sample standard deviation.")
+    words.append(f"{n} seed{'' if counts == [1] else 's'}: mean ± sample standard deviation.")
     if group.is_held_out:
         runs = [run for row in group.rows.values() for run in row.runs.values()]
         images = max(run.holdout["images"] for run in runs if run.holdout is not None)
@@ -157,6 +158,11 @@ def _write_caption(group: Group, answers: Mapping[RowKey, Answer], scale: str, t
         words.append("p of the second questions is Holm's.")
     if any(key.placement != PAPERS_PLACEMENT for key in group.rows):
         words.append("Another placement is compared with the paper's, not with the baseline.")
+    names = dict.fromkeys(key.method for key in sorted(group.rows))
+    methods = [METHODS[name] for name in names if name in METHODS]
+    signs = [f"{info.paper_name}: {info.words}" for info in methods if info.paper_name[0] == "+"]
+    if signs:
+        words.append(f"Methods: {'; '.join(signs)}.")
     words.append("Paper: quoted as printed, for its own networks, images and epochs.")
     return " ".join(words)
 

@@ -81,7 +81,7 @@ class Run:
     @property
     def command(self) -> str:
         """The command that repeats the run."""
-        words = ["--config", str(self.path / CONFIG), "--out", f"runs/{self.name}"]
+        words = ["--config", str(self.path / CONFIG), "--out", f"runs/{self.name}-again"]
         return shlex.join(["selectconv", "train", *words])
 
 

@@ -141,7 +141,13 @@ def write_screening() -> str:
         network = row["model"].rpartition(":")[2]
         cells = [
             f"{network}, {row['data']}, {row['images']:,} x {row['epochs']}",
-            row["method"] + (", growth by gradient" if row.get("growth") == "gradient" else ""),
+            ", ".join(
+                [
+                    row["method"],
+                    *(["growth by gradient"] if row.get("growth") == "gradient" else []),
+                    *([row["variant"]] if "variant" in row else []),
+                ]
+            ),
             *(str(row[name]) for name in ("seed", "weight_decay", "lr")),
             str(row.get("gamma", "-")),
             "auto" if row.get("gamma") == "auto" else str(row.get("grace", "-")),

@@ -68,7 +68,8 @@ def check_count(name: str, value: int, minimum: int) -> int:
 
 def check_seed(name: str, value: int) -> int:
     """Return `value` as an int that torch's generators take."""
-    if check_count(name, value, 0) >= 1 << 63:
+    value = check_count(name, value, 0)
+    if value >= 1 << 63:
         raise ValueError(f"`{name}` must be below 2^63, got {value!r}.")
     return value
 

@@ -23,6 +23,7 @@ from selectconv.allocate.optimizer_state import decays
 from selectconv.allocate.preview import GammaTable, tabulate_gammas
 from selectconv.allocate.replicas import Replicas
 from selectconv.allocate.report import AllocationReport
+from selectconv.allocate.strays import Strays
 from selectconv.allocate.watch import Watch
 from selectconv.checks import (
     check_choice,
@@ -134,6 +135,7 @@ class ChannelAllocator:
                 "or sc.create_model(..., selective=True)."
             )
         self._replicas = Replicas(self.model, optimizer, followers)
+        self._strays = Strays(self.layers, self._replicas.all[1:])
         if optimizer is not None and self._closes and not decays(optimizer, self.layers):
             warn(
                 "`optimizer` has a weight decay of 0: weight decay makes slots fade; without it "
@@ -209,6 +211,7 @@ class ChannelAllocator:
         acts = acts or (self.budget is not None and self._reopens)
         plan = AllocationPlan()
         if acts:
+            self._strays.look()
             plan = self._act(True, self._reopens, epoch, is_scheduled=True)
             if self._watch is not None:
                 is_last = epoch + 1 >= self.stop_at * self.total_epochs and self.budget is None

@@ -30,6 +30,8 @@ class ShadowCost:
         check_modules(model)
         shadow = copy_model(model).eval()
         self.layers = selective_layers(shadow)
+        for layer in self.layers.values():
+            layer.lineage.owned.add(layer)
         self._counter = CostCounter(shadow, example_input)
 
     def count(self, gates: Mapping[str, Tensor]) -> Cost:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from selectconv.core import kernels
 from selectconv.core.damage import check_mean_source
+from selectconv.core.lineage import Lineage
 from selectconv.core.mean_source import MeanSource, ObservedMean
 from selectconv.core.shift import can_read, reroute
 from selectconv.core.slot_summary import SlotSummary, read_summary
@@ -161,6 +162,10 @@ class SelectConvNd(SlottedConvNd):
     def __getstate__(self) -> dict[str, Any]:
         state = cast(Any, super()).__getstate__()
         return {name: value for name, value in state.items() if name != "_last_slots"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        cast(Any, super()).__setstate__(state)
+        self.__dict__.setdefault("lineage", Lineage()).layers.add(self)  # version 0.1 had none
 
     def _is_input(self, x: Tensor) -> bool:
         """Return whether `x` is (N, I, ...) or unbatched (I, ...)."""

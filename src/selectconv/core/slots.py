@@ -15,6 +15,7 @@ from selectconv.core.damage import DAMAGES, DamageConvNd, split_groups
 from selectconv.core.ecdm import normalize_ecdm
 from selectconv.core.gradients import GradientStatistics
 from selectconv.core.growth import choose_by_gradient
+from selectconv.core.lineage import Lineage
 from selectconv.core.plan import LayerPlan
 from selectconv.errors import AllocationError
 
@@ -29,12 +30,14 @@ class SlottedConvNd(DamageConvNd):
         weight_std: standard deviation of the normal distribution that this layer's weights were
             drawn from, for R^random; None: torch's own initialisation of convs.
         statistics: what training steps tell about new slots; None: they are not watched.
+        lineage: the layers that are copies of this one.
     """
 
     moved: Tensor
     shifted: Tensor
     shift: nn.Parameter | None
     weight_std: float | None
+    lineage: Lineage
     statistics: GradientStatistics | None = None
 
     def _start_allocation(self, reallocate: bool) -> None:
@@ -51,6 +54,8 @@ class SlottedConvNd(DamageConvNd):
         self.register_parameter("shift", shift)
         self.weight_std = None
         self._mean_source = None
+        self.lineage = Lineage()
+        self.lineage.layers.add(self)
 
     def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
         """Load the layer; the state of a plain conv means a fresh allocation."""
@@ -66,6 +71,7 @@ class SlottedConvNd(DamageConvNd):
                     f"{self.in_channels - 1}: the state is damaged, or of another model."
                 )
         cast(Any, super())._load_from_state_dict(state, prefix, *args)
+        self.lineage.loaded.add(self)
 
     def _fresh_allocation(self, weight: Tensor | None) -> dict[str, Tensor]:
         """Return what buffers and shift hold before anything was allocated, beside a weight."""

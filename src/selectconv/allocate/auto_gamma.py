@@ -22,8 +22,12 @@ CLOSED_SHARE = 0.2
 CLOSE_ONLY = 1e-3
 """The gamma of layers that never re-open a slot in a model whose other layers do: the paper's."""
 
-MOST = 0.1
-"""The highest gamma: where nothing has faded, less is closed than `SHARE` says."""
+MOST = 1.5
+"""What a step closes in a layer is worth at most so many of its slots, of average damage.
+
+Where nothing has faded, less is closed than `SHARE` says. The same gamma, a share of the whole
+layer, would close more slots in wide layers than in narrow ones.
+"""
 
 _WARM_UP = 0.05  # the part of the training before the first step
 _GRACE = 0.1  # the part of the training in which a re-opened slot is not closed again
@@ -79,6 +83,7 @@ class AutoGamma:
         if shared:
             number = round(self.share(epoch) * sum(layer.in_channels for layer in shared.values()))
             queue = ClosingQueue(shared, damage, protected)
-            solved = min(MOST, queue.gamma_at(min(number, len(queue))))
-            gammas.update(dict.fromkeys(shared, solved))
+            solved = queue.gamma_at(min(number, len(queue)))
+            for name, layer in shared.items():
+                gammas[name] = min(solved, MOST * layer.groups / layer.in_channels)
         return gammas

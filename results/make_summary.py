@@ -1,4 +1,6 @@
-"""Write the summaries of README.md and results/README.md, and the README's figure: `make results`.
+"""Write the summaries of README.md, results/README.md and docs/growth.md, and the README's figure.
+
+`make results` calls it.
 
 Everything comes from the runs' files.
 """
@@ -7,6 +9,8 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from selectconv.report.compare.answers import Answer, Question, answer
 from selectconv.report.compare.findings import state_findings
@@ -16,10 +20,26 @@ from selectconv.report.runs.collect import collect
 from selectconv.reproduce.grid import TABLES, load_grid
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = {ROOT / "README.md": "short", ROOT / "results" / "README.md": "long"}
+PAGES = {
+    ROOT / "README.md": "short",
+    ROOT / "results" / "README.md": "long",
+    ROOT / "docs" / "growth.md": "auto",
+}
 FIGURE = ROOT / "results" / "pairs.svg"
 BEGIN, END = "<!-- from here: results/make_summary.py -->", "<!-- to here -->"
 SCALE = "reduced"
+# Settings of the screening: their names, and where their comparison's runs are.
+SETTINGS = {
+    "A": ("DenseNet, CIFAR-10, 10,000 images x 40 epochs", "ablation/runs/densenet40-cifar10"),
+    "B": ("DenseNet, Fashion-MNIST, 10,000 x 40", "table1/runs/densenet40-fashion-mnist"),
+    "C": ("DenseNet, CIFAR-10, 40,000 x 10", "table1/runs/densenet40-cifar10"),
+    "D": (
+        "MobileNetV2-like, CIFAR-10, 10,000 x 40",
+        "table1/runs/selectconv.reproduce.networks-small_mobilenet-cifar10",
+    ),
+    "F": ("ResNet, CIFAR-10, 10,000 x 20 (not used to design it)", ""),
+    "G": ("CondenseNet, CIFAR-10, 10,000 x 20 (not used to design it)", ""),
+}
 COMPRESSION = "table2"  # its networks have half of the multiply-adds: not for the short table
 
 
@@ -136,8 +156,7 @@ def write_screening() -> str:
         "| setting | method | seed | weight decay | lr | gamma | grace | held-out error % | loss |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for text in (ROOT / "results" / "screening.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(text)
+    for row in read_screening():
         network = row["model"].rpartition(":")[2]
         cells = [
             f"{network}, {row['data']}, {row['images']:,} x {row['epochs']}",
@@ -156,6 +175,51 @@ def write_screening() -> str:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def read_screening() -> list[dict[str, Any]]:
+    """Read every trial of the screening."""
+    text = (ROOT / "results" / "screening.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def write_auto() -> str:
+    """Compare `gamma="auto"` with gammas that were set by hand, on the same seeds."""
+    lines = [
+        "| training | seeds | plain | best gamma by hand | `auto` | difference |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    trials = [row for row in read_screening() if "variant" not in row and "growth" not in row]
+    for setting, (title, folder) in SETTINGS.items():
+        here = [row for row in trials if row["setting"] == setting]
+        found = {row["seed"]: row for row in here if row.get("gamma") == "auto"}
+        for seeds in (sorted(s for s in found if s < 200), sorted(s for s in found if s >= 200)):
+            if not seeds:
+                continue
+            auto = fmean(found[seed]["holdout_error"] for seed in seeds)
+            decay = found[seeds[0]]["weight_decay"]
+            others = [row for row in here if row.get("gamma") != "auto"]
+            if seeds[0] < 200:  # those of a comparison
+                plain, hand = (
+                    fmean(read_error(folder, method, seed) for seed in seeds)
+                    for method in ("plain", "select")
+                )
+            else:
+                same = [r for r in others if r["seed"] in seeds and r["weight_decay"] == decay]
+                plain, hand = (
+                    min(row["holdout_error"] for row in same if row["method"] == method)
+                    for method in ("plain", "select")
+                )
+            cells = [title, ", ".join(map(str, seeds))]
+            cells += [f"{error:.2f} %" for error in (plain, hand, auto)]
+            lines.append("| " + " | ".join([*cells, f"{auto - hand:+.2f}"]) + " |")
+    return "\n".join(lines)
+
+
+def read_error(folder: str, method: str, seed: int) -> float:
+    """Read the held-out error of a run of a comparison."""
+    path = ROOT / "results" / f"{folder}-{method}-{seed}" / "holdout.json"
+    return float(json.loads(path.read_text(encoding="utf-8"))["error"])
 
 
 def write_long() -> str:
@@ -192,7 +256,7 @@ def fill(page: str, summary: str) -> str:
 def write_pages() -> dict[Path, str]:
     """Write the pages, with what the runs say between their marks, and the figure."""
     long = f"{write_long()}\n\n### Every trial of the screening\n\n{write_screening()}"
-    summaries = {"short": write_short(), "long": long}
+    summaries = {"short": write_short(), "long": long, "auto": write_auto()}
     pages = {
         path: fill(path.read_text(encoding="utf-8"), summaries[kind])
         for path, kind in PAGES.items()

@@ -179,9 +179,8 @@ def describe_steps(seed: int = 0, folder: Path = RESULTS) -> str:
     share = 100 * (whole + short) / len(tried)
     aside = Counter(row["how"].removeprefix("left out: ") for row in rows if row not in tried)
     lines = [
-        f"{len(tried)} networks of timm were tried. {whole + short} ({share:.0f} %) passed every "
-        f"step that they were taken through, {whole} of them up to ONNX and {short} without it; "
-        f"{len(stopped)} stopped early."
+        f"{whole + short} of {len(tried)} networks of timm ({share:.0f} %) passed: {whole} with "
+        f"ONNX, {short} without, where ONNX was not tried. {len(stopped)} stopped early."
         + (f" Left out: {', '.join(f'{n} {why}' for why, n in aside.items())}." if aside else ""),
         "",
         f"| family | tried | {' | '.join(STEPS)} |",

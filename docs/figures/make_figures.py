@@ -164,7 +164,7 @@ def draw_gammas() -> None:
     fig, axes = plt.subplots(1, len(settings), figsize=(9.6, 3.6), sharey=True)
     for ax, (setting, title) in zip(axes, settings.items(), strict=True):
         for trial in trials:
-            here = trial["setting"] == setting and trial["seed"] == 200
+            here = trial["setting"] == setting and trial["seed"] == 200 and "variant" not in trial
             if not here or "moved_by_epoch" not in trial or trial["weight_decay"] != 0.001:
                 continue
             gamma = trial["gamma"] if isinstance(trial["gamma"], str) else f"{trial['gamma']:g}"

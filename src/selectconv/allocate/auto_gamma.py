@@ -1,8 +1,8 @@
 """`gamma="auto"`: how much to move at each step, for those who do not want to choose a gamma.
 
 A gamma that suits one network, weight decay and length of training closes nothing or far too much
-in another. A share of the slots means the same everywhere: over a training `SHARE` of the slots are
-closed, most of them early, and gamma is solved for at each step.
+in another. A share of the slots means the same everywhere: over a training at most `SHARE` of the
+slots are closed, and gamma is solved for at each step.
 """
 
 import math
@@ -14,10 +14,10 @@ from selectconv.allocate.closing_queue import ClosingQueue
 from selectconv.core.layer import SelectConvNd
 
 SHARE = 0.6
-"""The part of all slots that is closed and re-opened over a training; some count several times."""
+"""The most of all slots that is closed and re-opened over a training; some count several times."""
 
 CLOSED_SHARE = 0.2
-"""The part of all slots that is closed over a training, where none is re-opened."""
+"""The most of all slots that is closed over a training, where none is re-opened."""
 
 CLOSE_ONLY = 1e-3
 """The gamma of layers that never re-open a slot in a model whose other layers do: the paper's."""

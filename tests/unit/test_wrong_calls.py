@@ -40,11 +40,10 @@ def test_no_example(name, example):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("example", [(X, X), {"y": X}], ids=["too many", "another name"])
 @pytest.mark.parametrize("name", ["count", "CostCounter", "compress", "budget"])
-def test_an_example_that_forward_does_not_take(name, example):
+def test_an_example_that_forward_does_not_take(name):
     with pytest.raises(TypeError, match="`example_input` does not fit the model's forward: "):
-        TAKES_EXAMPLE[name](example)
+        TAKES_EXAMPLE[name]((X, X))
 
 
 def test_nan_in_the_example_is_called_so():

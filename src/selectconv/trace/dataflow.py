@@ -102,12 +102,12 @@ def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
             "neither compressed nor counted: build it with placement='input'."
         )
     args, kwargs = as_arguments(example_input)
-    check_fits(model, args, kwargs)
     check_modules(model)
     root = copy_model(model, (*model.parameters(), *layers))
     with evaluating(root):
         traced = fx.GraphModule(root, _trace(root, args, kwargs))
         inputs = _positional(traced.graph, args, kwargs)
+        check_fits(root, args, kwargs)
         macs = _run_and_purify(traced, root, inputs)
     modules = {node: module_of(traced, node) for node in traced.graph.nodes}
     operations = {

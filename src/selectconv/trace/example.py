@@ -39,7 +39,8 @@ def as_arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
             "`example_input` must be a tensor, a tuple of arguments or a dict of keyword "
             f"arguments, got {_describe(example_input)}."
         )
-    if all(leaf.numel() == 0 for leaf in leaves if isinstance(leaf, Tensor)):
+    sizes = [leaf.numel() for leaf in leaves if isinstance(leaf, Tensor)]
+    if sizes and not any(sizes):
         raise ValueError("`example_input` is empty: give at least one example.")
     if isinstance(example_input, Mapping):
         if wrong := [key for key in example_input if not isinstance(key, str)]:

@@ -98,7 +98,6 @@ def test_a_process_that_waits_for_the_others_can_be_stopped(number, tmp_path):
             while not _is_listening(int(place["MASTER_PORT"])):
                 assert process.poll() is None
                 time.sleep(0.1)
-            time.sleep(1)  # now it waits
             process.send_signal(number)
             assert process.wait(timeout=60) == -number
         finally:

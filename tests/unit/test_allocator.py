@@ -683,8 +683,9 @@ def test_an_optimizer_without_decay_is_noticed(mode):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.warns(
         sc.SelectConvWarning, match="weight decay of 0: weight decay makes slots fade"
-    ):
-        allocator_for(model, optimizer, mode=mode)
+    ) as caught:
+        allocator_for(model, optimizer, mode=mode).step(0)
+    assert len(caught) == 1
 
 
 @pytest.mark.parametrize(
@@ -698,10 +699,11 @@ def test_an_optimizer_without_decay_is_noticed(mode):
 )
 def test_an_optimizer_that_decays_is_not_complained_about(build):
     model = conv_net()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         allocator_for(model, build(model))
         allocator_for(model, torch.optim.SGD(model.parameters(), lr=0.1), mode="shift")
+    assert [str(warning.message) for warning in caught] == []
 
 
 def test_repr_tells_settings_and_state():
@@ -720,12 +722,15 @@ def test_repr_tells_settings_and_state():
 def test_a_state_of_other_settings_is_noticed():
     state = allocator_for(conv_net(), gamma=0.05).state_dict()
     other = allocator_for(conv_net(), gamma=0.5, mode="dealloc")
-    with pytest.warns(sc.SelectConvWarning, match=r"mode 'select', here 'dealloc'; gamma 0\.05, h"):
+    said = r"mode 'select', here 'dealloc'; gamma 0\.05, h"
+    with pytest.warns(sc.SelectConvWarning, match=said) as caught:
         other.load_state_dict(state)
+    assert len(caught) == 1
     del state["settings"]  # as version 0.1 wrote it
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         other.load_state_dict(state)
+    assert [str(warning.message) for warning in caught] == []
 
 
 def test_a_follower_must_stand_in_a_list():

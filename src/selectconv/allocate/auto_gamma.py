@@ -14,19 +14,19 @@ from selectconv.allocate.closing_queue import ClosingQueue
 from selectconv.core.layer import SelectConvNd
 
 SHARE = 0.6
-"""The most of all slots that is closed and re-opened over a training; some count several times."""
+"""At most this part of the slots is closed and re-opened in a training; some count repeatedly."""
 
 CLOSED_SHARE = 0.2
-"""The most of all slots that is closed over a training, where none is re-opened."""
+"""At most this part of the slots is closed in a training where none is re-opened."""
 
 CLOSE_ONLY = 1e-3
 """The gamma of layers that never re-open a slot in a model whose other layers do: the paper's."""
 
 MOST = 1.5
-"""What a step closes in a layer is worth at most so many of its slots, of average damage.
+"""A step closes slots of a layer up to the damage of this many average slots of that layer.
 
-Where nothing has faded, less is closed than `SHARE` says. The same gamma, a share of the whole
-layer, would close more slots in wide layers than in narrow ones.
+So little is closed where nothing has faded. One gamma for all layers would close more slots in wide
+layers than in narrow ones.
 """
 
 _WARM_UP = 0.05  # the part of the training before the first step

@@ -33,6 +33,16 @@ def count_slots(model: nn.Module) -> SlotCounts:
     )
 
 
+def inner_module(module: nn.Module) -> nn.Module | None:
+    """Return what torch.compile, DataParallel or DDP wraps; None: the module is no such wrapper."""
+    return module.module if isinstance(module, PARALLEL) else _inside_compiled(module)
+
+
+def _inside_compiled(module: nn.Module) -> nn.Module | None:
+    inner = getattr(module, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else None
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """Take a model out of the wrappers of torch.compile, DDP and weight averaging.
 
@@ -53,8 +63,8 @@ def unwrap_compiled(model: nn.Module) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
-    inner = getattr(model, "_orig_mod", None)
-    model = inner if isinstance(inner, nn.Module) else model
+    inner = _inside_compiled(model)
+    model = model if inner is None else inner
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError(
             "`model` is scripted or traced by torch.jit, which hides its layers: give the module "

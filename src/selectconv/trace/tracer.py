@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from selectconv.core.models import PARALLEL
+from selectconv.core.models import inner_module
 from selectconv.trace.operations import IN_PLACE_OPERATORS
 
 
@@ -71,13 +71,6 @@ class Tracer(fx.Tracer):
         out = super().call_module(m, forward, args, kwargs)
         self.inside.pop()
         return out
-
-
-def inner_module(module: nn.Module) -> nn.Module | None:
-    """Return what torch.compile, DataParallel or DDP wraps; None: the module is no such wrapper."""
-    name = "module" if isinstance(module, PARALLEL) else "_orig_mod"
-    inner = getattr(module, name, None)
-    return inner if isinstance(inner, nn.Module) else None
 
 
 def module_of(root: nn.Module, node: fx.Node) -> nn.Module | None:

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -68,7 +68,7 @@ def build_fabric(config: TrainConfig) -> Fabric:
         strategy="ddp" if world > 1 else "auto",
         precision=config.precision,  # type: ignore[arg-type]
     )
-    with _signals_end_the_process():
+    with _signals_end_the_process() if world > 1 else nullcontext():
         fabric.launch()
     return fabric
 

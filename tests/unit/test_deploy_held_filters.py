@@ -76,3 +76,16 @@ def test_describe_shows_them_with_an_example():
         assert "most of the layers after them closed them" in text
         assert "2 of 3" in text
     assert "closed them" not in str(sc.describe(net))
+
+
+def test_filters_that_stay_for_a_round_number_are_held_by_nobody():
+    def run(net, x):
+        return net.a(torch.relu(net.deep(net.first(x))))
+
+    reader = sc.SelectConv2d(64, 2, 1)
+    reader.close([0])
+    deep = nn.Conv2d(64, 64, 3, groups=64, bias=False)
+    net = Net(run, first=nn.Conv2d(3, 64, 1, bias=False), deep=deep, a=reader)
+    kept = sc.compress(net.eval(), X).get_submodule("deep")
+    assert kept.out_channels == 64  # a multiple of 8: filter 0 stays, and nobody reads it
+    assert held(net) == []

@@ -75,7 +75,7 @@ def find_held(flow: Dataflow) -> list[HeldFilters]:
     for maker, total in could.items():
         if maker in layout.kept and flow.operations[maker].kind is Kind.CONV:
             row = _row(flow, layout, maker, total, does.get(maker, {}))
-            if row.count and row.readers:  # what nobody reads stays for other reasons
+            if row.count and row.readers:  # what nobody reads stays for a round number
                 rows.append(row)
     return sorted(rows, key=lambda row: -row.macs)
 

@@ -191,6 +191,21 @@ def test_hooks_see_what_they_always_saw(watched):
     )
 
 
+@needs_kernel
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_second_backward_pass_gives_the_same_gradients(memory_format):
+    """The first one writes into the gradient that the conv made."""
+    layer = moved_layer()
+    x = torch.randn(9, 8, 5, 5).to(memory_format=memory_format).requires_grad_()
+    grad = torch.randn(9, 4, 5, 5)
+    inputs, out = [x, layer.weight, layer.shift], layer(x)
+    before = grad.clone()
+    first, second = (torch.autograd.grad(out, inputs, grad, retain_graph=True) for _ in range(2))
+    assert torch.equal(grad, before)
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    assert first[0].abs().sum() > 0
+
+
 def test_a_kernel_that_reads_no_allocation_gets_every_slot(monkeypatch):
     class Blind:
         READS_ALLOCATION = False

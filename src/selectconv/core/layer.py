@@ -133,7 +133,8 @@ class SelectConvNd(SlottedConvNd):
     def _choose_path(self, x: Tensor) -> Callable[[Tensor], Tensor]:
         """Choose how to compute."""
         kernel = self.find_kernel(x)
-        if not can_read(self.gate) or not (kernel is None or kernel.READS_ALLOCATION):
+        # A kernel serves only what can be read.
+        if not (can_read(self.gate) if kernel is None else kernel.READS_ALLOCATION):
             return partial(self._convolve_every_slot, kernel=kernel)
         slots = self._read_slots()
         if kernel is None or slots.is_fresh:
@@ -151,7 +152,8 @@ class SelectConvNd(SlottedConvNd):
 
         Without a kernel torch says what is wrong with the devices; a kernel would read anything.
         """
-        is_here = self.weight.device == self.gate.device == x.device
+        here = x.device
+        is_here = self.weight.device == here and self.gate.device == here
         return kernels.find_kernel(x) if is_here else None
 
     def select(self, x: Tensor) -> Tensor:
@@ -185,10 +187,12 @@ class SelectConvNd(SlottedConvNd):
 
     def _open_weight(self) -> Tensor:
         """Return the weight with zeros where slots are closed: cheaper than zeros in the input."""
-        by_group = self.gate.view(self.groups, 1, -1)
-        shape = (self.groups, self.out_channels // self.groups, -1)
-        is_open = by_group.expand(shape).reshape(self.out_channels, -1)
-        return torch.where(is_open.view(*is_open.shape, *[1] * self._num_axes), self.weight, 0.0)
+        is_open = self.gate
+        if self.groups > 1:
+            by_group = is_open.view(self.groups, 1, -1)
+            is_open = by_group.expand(-1, self.out_channels // self.groups, -1)
+        shape = (-1, self.in_channels // self.groups, *[1] * self._num_axes)
+        return torch.where(is_open.reshape(shape), self.weight, 0.0)
 
     def _tie_shift(self, weight: Tensor) -> Tensor:
         """Tie the shift to the output where nothing is shifted; the weight's values stay.

@@ -70,7 +70,11 @@ _Statistics = tuple[Tensor, Tensor, float, bool]
 
 
 def reroute(x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | None) -> Tensor:
-    """Compute `core.shift.reroute(x, index, shift, shifted)`."""
+    """Compute `core.shift.reroute(x, index, shift, shifted)`.
+
+    The backward pass may write into the gradient of the output, so what reads the output must make
+    a gradient of its own, as convs and batch norms do.
+    """
     return _run(x, None, None, *_shifts(shift, shifted), index, None)
 
 
@@ -125,16 +129,19 @@ def _select(
     """Call the kernel; returns its output, and what it was called with, for the backward."""
     index = index.contiguous()
     shifted = None if shifted is None else shifted.contiguous()
-    shift = None if shift is None else shift.to(torch.float32).contiguous()
+    if shift is not None and not (shift.dtype == torch.float32 and shift.is_contiguous()):
+        shift = shift.to(torch.float32).contiguous()
     scale = offset = None
     if statistics is not None:
         assert bn_weight is not None
         assert bn_bias is not None
         scale = bn_weight * statistics[1]
         offset = torch.addcmul(bn_bias, statistics[0], scale, value=-1)
-    images, _, *axes = x.shape
-    size = (images, index.numel(), *axes)
-    out = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
+    if index.numel() == x.shape[1]:
+        out = torch.empty_like(x)
+    else:
+        size = (x.shape[0], index.numel(), *x.shape[2:])
+        out = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
     shape, allocation = _describe(x, index, shift, shifted, scale is not None)
     _check(
         load_kernel().library.select_forward(  # type: ignore[union-attr]
@@ -174,7 +181,9 @@ class _Reroute(torch.autograd.Function):
             grads = differentiable_grads(out, inputs, ctx.needs_input_grad[:4], grad)
             return (*grads, None, None, None)
         grad = grad.contiguous(memory_format=memory_format(x))
-        grad_x = torch.empty_like(x)
+        # Every slot is there: what is not moved stays where it is.
+        is_whole = scale is None and index.numel() == x.shape[1]
+        grad_x = grad if is_whole else torch.empty_like(x)
         grad_shift = None if shift is None else torch.empty_like(shift)
         sums = None if scale is None else x.new_empty(x.shape[1], 2)
         shape, allocation = _describe(x, index, shift, shifted, scale is not None)

@@ -71,46 +71,49 @@ static void activate_plane(const float *restrict x, float *restrict y, int64_t s
 }
 
 /* out[y][x] = (1 - f) * v[x + right] + f * v[x + right + 1], where v is likewise made of two rows.
- * `row` has width + 2 elements, the first and the last of them zero. */
+ * A pixel has `lanes` values, one for each image. `row` has width + 2 pixels, the first and the last zero. */
 static void shift_plane(const float *restrict in, float *restrict out, const Slot *slot, int64_t height,
-                        int64_t width, float *restrict row) {
+                        int64_t width, int64_t lanes, float *restrict row) {
     int64_t right = slot->right;
     int64_t from = right < -1 ? -1 - right : 0, to = right > 0 ? width - right : width;
     if (from > width) from = width;
     if (to < from) to = from;
+    from *= lanes, to *= lanes, width *= lanes;
+    float *values = row + lanes, *moved = values + right * lanes;
     float far_y = slot->far_down, near_y = 1 - far_y, far_x = slot->far_right, near_x = 1 - far_x;
     for (int64_t y = 0; y < height; y++, out += width) {
         int64_t near = y + slot->down, far = near + 1;
         const float *a = near >= 0 && near < height ? in + near * width : NULL;
         const float *b = far >= 0 && far < height ? in + far * width : NULL;
         if (a && b)
-            for (int64_t x = 0; x < width; x++) row[x + 1] = near_y * a[x] + far_y * b[x];
+            for (int64_t x = 0; x < width; x++) values[x] = near_y * a[x] + far_y * b[x];
         else if (a)
-            for (int64_t x = 0; x < width; x++) row[x + 1] = near_y * a[x];
+            for (int64_t x = 0; x < width; x++) values[x] = near_y * a[x];
         else if (b)
-            for (int64_t x = 0; x < width; x++) row[x + 1] = far_y * b[x];
+            for (int64_t x = 0; x < width; x++) values[x] = far_y * b[x];
         else {
             memset(out, 0, width * sizeof *out);
             continue;
         }
         for (int64_t x = 0; x < from; x++) out[x] = 0;
-        for (int64_t x = from; x < to; x++)
-            out[x] = near_x * row[x + right + 1] + far_x * row[x + right + 2];
+        for (int64_t x = from; x < to; x++) out[x] = near_x * moved[x] + far_x * moved[x + lanes];
         for (int64_t x = to; x < width; x++) out[x] = 0;
     }
 }
 
 /* The transpose of shift_plane, added to `grad_in`, and the derivatives in the shift.
- * `scratch`: 3 * width + 2 elements: a padded row of the gradient, zeros, and a row nobody reads. */
+ * `scratch`: 3 * width + 2 pixels: a padded row of the gradient, zeros, and a row nobody reads. */
 static void shift_plane_backward(const float *restrict grad_out, const float *restrict in,
-                                 float *restrict grad_in, const Slot *slot, int64_t height,
-                                 int64_t width, float *restrict scratch, double *grad_shift) {
-    float *row = scratch, *zeros = scratch + width + 2, *unread = zeros + width;
-    memset(scratch, 0, (3 * width + 2) * sizeof *scratch);
+                                 float *restrict grad_in, const Slot *slot, int64_t height, int64_t width,
+                                 int64_t lanes, float *restrict scratch, double *grad_shift) {
     int64_t right = slot->right;
     int64_t from = right > 0 ? right : 0, to = right < 0 ? width + right + 1 : width;
     if (from > width) from = width;
     if (to < from) to = from;
+    from *= lanes, to *= lanes, width *= lanes;
+    float *row = scratch + lanes, *zeros = row + width + lanes, *unread = zeros + width;
+    const float *moved = row - right * lanes;
+    memset(scratch, 0, (3 * width + 2 * lanes) * sizeof *scratch);
     float far_y = slot->far_down, near_y = 1 - far_y, far_x = slot->far_right, near_x = 1 - far_x;
     double down_sum = 0, right_sum = 0;
     for (int64_t y = 0; y < height; y++, grad_out += width) {
@@ -121,11 +124,11 @@ static void shift_plane_backward(const float *restrict grad_out, const float *re
         const float *b = has_far ? in + far * width : zeros;
         float *grad_a = has_near ? grad_in + near * width : unread;
         float *grad_b = has_far ? grad_in + far * width : unread;
-        memcpy(row + 1, grad_out, width * sizeof *row);
+        memcpy(row, grad_out, width * sizeof *row);
         float by_row = 0, by_column = 0;
 #pragma omp simd reduction(+ : by_row, by_column)
         for (int64_t x = from; x < to; x++) {
-            float g_near = row[x - right + 1], g_far = row[x - right];
+            float g_near = moved[x], g_far = moved[x - lanes];
             float g = near_x * g_near + far_x * g_far;
             by_row += g * (b[x] - a[x]);
             by_column += (near_y * a[x] + far_y * b[x]) * (g_far - g_near);
@@ -347,7 +350,7 @@ static void forward_planes(const Shape *shape, const float *x, const float *scal
             else {
                 if (is_normed) activate_plane(in, plane, pixels, scale[c], offset[c], shape->relu);
                 row[0] = row[width + 1] = 0;
-                shift_plane(is_normed ? plane : in, out, slot, height, width, row);
+                shift_plane(is_normed ? plane : in, out, slot, height, width, 1, row);
             }
         }
         free(plane);
@@ -451,7 +454,7 @@ static void forward_last(const Shape *shape, const float *x, const float *scale,
                 if (!scale && is_narrow(shape))
                     shift_narrow(from, shifted + m * step, slot, height, width, row);
                 else
-                    shift_plane(from, shifted + m * step, slot, height, width, row);
+                    shift_plane(from, shifted + m * step, slot, height, width, 1, row);
             }
             for (int64_t p = 0; p < pixels; p++) {
                 const float *from = in + p * channels;
@@ -473,140 +476,195 @@ static void forward_last(const Shape *shape, const float *x, const float *scale,
     free(routes.copy_to);
 }
 
-/* Maps this small are shifted by a list of what is read for which pixel, made once for all images. */
-#define TINY 9
+/* A whole layer, without batch norm: every slot is there, and most of them read their own channel. The rest,
+ * the moved slots, are read and written one plane each. Small maps are taken eight images at a time: a plane has
+ * eight values for each pixel then, since a small map alone would not fill a vector. */
+#define LANES 8
+#define SMALL 64 /* pixels */
 
-typedef struct {
-    int32_t from, to;          /* pixels */
-    float weight;              /* of the one in the other */
-    float by_down, by_right;   /* its derivatives in the shift */
-} Tap;
-
-/* The slots that do not simply read their own channel; `first` has where their taps begin. */
-typedef struct {
-    int64_t count, *slot, *first;
-    Tap *taps;
-    int is_whole; /* all the others are there, each in its place */
-} Taps;
-
-/* The list pays where it serves several images, and where all other slots are copied at once. */
-static int is_tiny(const Shape *shape, const float *scale, const Slot *slots, int64_t open) {
-    int64_t pixels = shape->height * shape->width, moved = 0;
-    if (scale || pixels > TINY || open != shape->channels || (shape->images == 1 && pixels > 1)) return 0;
-    for (int64_t s = 0; s < open; s++) moved += slots[s].is_shifted;
-    return moved > 0;
+static int is_whole(const Shape *shape, const float *scale, int64_t open) {
+    return !scale && open == shape->channels;
 }
 
-static int64_t list_taps(const Slot *slot, int64_t height, int64_t width, Tap *taps) {
-    float rows[2] = {1 - slot->far_down, slot->far_down};
-    float columns[2] = {1 - slot->far_right, slot->far_right};
-    int64_t count = 0;
-    for (int64_t y = 0; y < height; y++)
-        for (int64_t x = 0; x < width; x++)
-            for (int i = 0; i < 2; i++)
-                for (int j = 0; j < 2; j++) {
-                    int64_t row = y + slot->down + i, column = x + slot->right + j;
-                    if (row < 0 || row >= height || column < 0 || column >= width) continue;
-                    taps[count++] = (Tap){(int32_t)(row * width + column), (int32_t)(y * width + x),
-                                          rows[i] * columns[j], i ? columns[j] : -columns[j],
-                                          j ? rows[i] : -rows[i]};
-                }
-    return count;
+static int64_t count_lanes(const Shape *shape) {
+    return shape->images > 1 && shape->height * shape->width <= SMALL ? LANES : 1;
 }
 
-static int plan_taps(const Shape *shape, const Slot *slots, int64_t open, Taps *plan) {
-    int64_t pixels = shape->height * shape->width, moved = 0;
-    for (int64_t s = 0; s < open; s++) moved += slots[s].is_shifted;
-    plan->slot = malloc((2 * open + 1) * sizeof *plan->slot);
-    plan->taps = malloc((4 * pixels * moved + 1) * sizeof *plan->taps);
-    plan->count = 0;
-    plan->is_whole = open == shape->channels;
-    if (!plan->slot || !plan->taps) return NO_MEMORY;
-    plan->first = plan->slot + open;
-    plan->first[0] = 0;
-    for (int64_t s = 0; s < open; s++) {
-        if (plan->is_whole && !slots[s].is_shifted && slots[s].channel == s) continue;
-        int64_t i = plan->count++, start = plan->first[i];
-        plan->slot[i] = s;
-        plan->first[i + 1] = start;
-        if (slots[s].is_shifted)
-            plan->first[i + 1] += list_taps(&slots[s], shape->height, shape->width, plan->taps + start);
+typedef struct {
+    int64_t count, sources;
+    int32_t *slot, *source_of; /* moved slots: their place, and which of the distinct sources they read */
+    int32_t *channel_of;       /* distinct sources: channel of x */
+    int64_t lanes, step;       /* values of a pixel; from a plane to the next */
+    int in_place;              /* planes lie in x and y as they are needed */
+} Moves;
+
+static int plan_moves(Moves *moves, const Shape *shape, const Slot *slots) {
+    int64_t channels = shape->channels, lanes = count_lanes(shape);
+    int32_t *space = malloc(4 * channels * sizeof *space);
+    if (!space) return NO_MEMORY;
+    int64_t step = shape->height * shape->width * lanes + PLANE_GAP;
+    *moves = (Moves){0, 0, space, space + channels, space + 2 * channels, lanes, step,
+                     lanes == 1 && !shape->channels_last};
+    int32_t *number = space + 3 * channels;
+    for (int64_t c = 0; c < channels; c++) number[c] = -1;
+    for (int64_t s = 0; s < channels; s++) {
+        int64_t c = slots[s].channel;
+        if (!slots[s].is_shifted && c == s) continue;
+        if (number[c] < 0) {
+            moves->channel_of[moves->sources] = (int32_t)c;
+            number[c] = (int32_t)moves->sources++;
+        }
+        moves->slot[moves->count] = (int32_t)s;
+        moves->source_of[moves->count++] = number[c];
     }
     return 0;
 }
 
-static void free_taps(Taps *plan) {
-    free(plan->slot);
-    free(plan->taps);
-}
-
-/* From a pixel to the next one of its channel, in a value of so many channels; and between channels. */
-static int64_t pixel_step(const Shape *shape, int64_t channels) { return shape->channels_last ? channels : 1; }
-
-static int64_t channel_step(const Shape *shape) {
-    return shape->channels_last ? 1 : shape->height * shape->width;
-}
-
-static void forward_tiny(const Shape *shape, const float *x, const Slot *slots, int64_t open, float *y,
-                         int *failed) {
-    int64_t channels = shape->channels, pixels = shape->height * shape->width;
-    int64_t in_step = pixel_step(shape, channels), out_step = pixel_step(shape, open);
-    Taps plan;
-    *failed = plan_taps(shape, slots, open, &plan);
-#pragma omp parallel for num_threads(shape->threads)
-    for (int64_t n = 0; n < shape->images; n++) {
-        if (*failed) continue;
-        const float *image = x + n * channels * pixels;
-        float *made = y + n * open * pixels;
-        if (plan.is_whole) memcpy(made, image, channels * pixels * sizeof *made);
-        for (int64_t i = 0; i < plan.count; i++) {
-            const Slot *slot = &slots[plan.slot[i]];
-            const float *in = image + slot->channel * channel_step(shape);
-            float *out = made + plan.slot[i] * channel_step(shape);
-            for (int64_t p = 0; p < pixels; p++) out[p * out_step] = slot->is_shifted ? 0 : in[p * in_step];
-            for (const Tap *tap = plan.taps + plan.first[i]; tap < plan.taps + plan.first[i + 1]; tap++)
-                out[tap->to * out_step] += tap->weight * in[tap->from * in_step];
-        }
+/* For each value of these channels of `images` images, and its place in the planes. */
+#define WITH_LANES(lanes, ...)                                                                    \
+    if (shape->channels_last)                                                                     \
+        for (int64_t n = 0; n < images; n++)                                                      \
+            for (int64_t p = 0; p < pixels; p++)                                                  \
+                for (int64_t i = 0; i < count; i++) {                                             \
+                    float *value = x + (n * pixels + p) * shape->channels + channel[i];           \
+                    float *lane = planes + i * moves->step + p * (lanes) + n;                     \
+                    __VA_ARGS__;                                                                  \
+                }                                                                                 \
+    else                                                                                          \
+        for (int64_t i = 0; i < count; i++)                                                       \
+            for (int64_t n = 0; n < images; n++)                                                  \
+                for (int64_t p = 0; p < pixels; p++) {                                            \
+                    float *value = x + (n * shape->channels + channel[i]) * pixels + p;           \
+                    float *lane = planes + i * moves->step + p * (lanes) + n;                     \
+                    __VA_ARGS__;                                                                  \
+                }
+#define FOR_EACH_VALUE(...)                                                                       \
+    int64_t pixels = shape->height * shape->width;                                                \
+    if (moves->lanes == 1) {                                                                      \
+        WITH_LANES(1, __VA_ARGS__)                                                                \
+    } else {                                                                                      \
+        WITH_LANES(LANES, __VA_ARGS__)                                                            \
     }
-    free_taps(&plan);
+
+/* Images that are missing from the last lanes have zeros. */
+static void clear_planes(const Moves *moves, int64_t images, int64_t count, float *planes) {
+    if (images < moves->lanes) memset(planes, 0, count * moves->step * sizeof *planes);
 }
 
-static void backward_tiny(const Shape *shape, const float *x, const Slot *slots, int64_t open,
-                          const float *grad_y, float *grad_x, double *grad_shift, int *failed) {
-    int64_t channels = shape->channels, pixels = shape->height * shape->width;
-    int64_t in_step = pixel_step(shape, channels), out_step = pixel_step(shape, open);
-    Taps plan;
-    *failed = plan_taps(shape, slots, open, &plan);
-#pragma omp parallel for num_threads(shape->threads)
-    for (int64_t n = 0; n < shape->images; n++) {
-        if (*failed) continue;
-        const float *image = x + n * channels * pixels, *given = grad_y + n * open * pixels;
-        float *made = grad_x + n * channels * pixels;
-        if (plan.is_whole)
-            memcpy(made, given, channels * pixels * sizeof *made);
-        else
-            memset(made, 0, channels * pixels * sizeof *made);
-        for (int64_t i = 0; plan.is_whole && i < plan.count; i++)
-            for (int64_t p = 0; p < pixels; p++)
-                made[plan.slot[i] * channel_step(shape) + p * in_step] = 0;
-        for (int64_t i = 0; i < plan.count; i++) {
-            const Slot *slot = &slots[plan.slot[i]];
-            const float *in = image + slot->channel * channel_step(shape);
-            const float *grad = given + plan.slot[i] * channel_step(shape);
-            float *to = made + slot->channel * channel_step(shape), down = 0, right = 0;
-            if (!slot->is_shifted)
-                for (int64_t p = 0; p < pixels; p++) to[p * in_step] += grad[p * out_step];
-            for (const Tap *tap = plan.taps + plan.first[i]; tap < plan.taps + plan.first[i + 1]; tap++) {
-                float g = grad[tap->to * out_step], both = g * in[tap->from * in_step];
-                to[tap->from * in_step] += tap->weight * g;
-                down += tap->by_down * both;
-                right += tap->by_right * both;
+static void take_planes(const Shape *shape, const Moves *moves, float *restrict x, int64_t images,
+                        const int32_t *channel, int64_t count, float *restrict planes) {
+    clear_planes(moves, images, count, planes);
+    FOR_EACH_VALUE(*lane = *value)
+}
+
+/* Leaves zeros. */
+static void remove_planes(const Shape *shape, const Moves *moves, float *restrict x, int64_t images,
+                          const int32_t *channel, int64_t count, float *restrict planes) {
+    clear_planes(moves, images, count, planes);
+    FOR_EACH_VALUE(*lane = *value; *value = 0)
+}
+
+static void put_planes(const Shape *shape, const Moves *moves, float *restrict x, int64_t images,
+                       const int32_t *channel, int64_t count, float *restrict planes) {
+    FOR_EACH_VALUE(*value = *lane)
+}
+
+static void add_planes(const Shape *shape, const Moves *moves, float *restrict x, int64_t images,
+                       const int32_t *channel, int64_t count, float *restrict planes) {
+    FOR_EACH_VALUE(*value += *lane)
+}
+
+static void forward_whole(const Shape *shape, const float *x, const Slot *slots, float *y, int *failed) {
+    int64_t height = shape->height, width = shape->width, pixels = height * width;
+    int64_t image = shape->channels * pixels;
+    Moves moves;
+    if (plan_moves(&moves, shape, slots)) {
+        *failed = NO_MEMORY;
+        return;
+    }
+    int64_t lanes = moves.lanes, step = moves.step;
+    int64_t num_planes = moves.in_place ? 0 : moves.sources + moves.count;
+#pragma omp parallel num_threads(shape->threads)
+    {
+        int64_t wanted = num_planes * step + (width + 2) * lanes + flat_scratch(shape);
+        float *sources = malloc(wanted * sizeof *sources);
+        if (!sources) *failed = NO_MEMORY;
+#pragma omp for
+        for (int64_t n = 0; n < shape->images; n += lanes) {
+            if (!sources) continue;
+            int64_t images = n + lanes < shape->images ? lanes : shape->images - n;
+            float *made = sources + moves.sources * step, *row = sources + num_planes * step;
+            const float *in = x + n * image;
+            float *out = y + n * image;
+            memcpy(out, in, images * image * sizeof *out);
+            memset(row, 0, (width + 2) * lanes * sizeof *row);
+            if (!moves.in_place)
+                take_planes(shape, &moves, out, images, moves.channel_of, moves.sources, sources);
+            for (int64_t i = 0; i < moves.count; i++) {
+                const Slot *slot = &slots[moves.slot[i]];
+                const float *from =
+                    moves.in_place ? in + slot->channel * pixels : sources + moves.source_of[i] * step;
+                float *to = moves.in_place ? out + moves.slot[i] * pixels : made + i * step;
+                if (!slot->is_shifted)
+                    memcpy(to, from, pixels * lanes * sizeof *to);
+                else if (lanes == 1 && is_narrow(shape))
+                    shift_narrow(from, to, slot, height, width, row + width + 2);
+                else
+                    shift_plane(from, to, slot, height, width, lanes, row);
             }
-            grad_shift[2 * (n * open + plan.slot[i])] = down;
-            grad_shift[2 * (n * open + plan.slot[i]) + 1] = right;
+            if (!moves.in_place) put_planes(shape, &moves, out, images, moves.slot, moves.count, made);
         }
+        free(sources);
     }
-    free_taps(&plan);
+    free(moves.slot);
+}
+
+/* `grad` is the gradient of y, and becomes that of x. `grad_shift`: (images / lanes, slots, 2). */
+static void backward_whole(const Shape *shape, const float *x, const Slot *slots, float *grad,
+                           double *grad_shift, int *failed) {
+    int64_t height = shape->height, width = shape->width, pixels = height * width;
+    int64_t image = shape->channels * pixels;
+    Moves moves;
+    if (plan_moves(&moves, shape, slots)) {
+        *failed = NO_MEMORY;
+        return;
+    }
+    int64_t lanes = moves.lanes, step = moves.step;
+    int64_t num_sources = moves.in_place ? 0 : moves.sources;
+#pragma omp parallel num_threads(shape->threads)
+    {
+        int64_t num_planes = 2 * num_sources + moves.count;
+        int64_t wanted = num_planes * step + (3 * width + 2) * lanes + flat_scratch(shape);
+        float *sources = malloc(wanted * sizeof *sources);
+        if (!sources) *failed = NO_MEMORY;
+#pragma omp for
+        for (int64_t n = 0; n < shape->images; n += lanes) {
+            if (!sources) continue;
+            int64_t images = n + lanes < shape->images ? lanes : shape->images - n;
+            float *grad_sources = sources + num_sources * step;
+            float *given = grad_sources + num_sources * step, *scratch = given + moves.count * step;
+            float *in = (float *)x + n * image, *out = grad + n * image;
+            take_planes(shape, &moves, in, images, moves.channel_of, num_sources, sources);
+            remove_planes(shape, &moves, out, images, moves.slot, moves.count, given);
+            memset(grad_sources, 0, num_sources * step * sizeof *grad_sources);
+            for (int64_t i = 0; i < moves.count; i++) {
+                const Slot *slot = &slots[moves.slot[i]];
+                int64_t at = moves.in_place ? slot->channel * pixels : moves.source_of[i] * step;
+                const float *from = given + i * step, *source = (moves.in_place ? in : sources) + at;
+                float *to = (moves.in_place ? out : grad_sources) + at;
+                double *sums = grad_shift + 2 * (n / lanes * shape->channels + moves.slot[i]);
+                if (!slot->is_shifted)
+                    for (int64_t p = 0; p < pixels * lanes; p++) to[p] += from[p];
+                else if (lanes == 1 && is_narrow(shape))
+                    shift_narrow_backward(from, source, to, slot, height, width, scratch, sums);
+                else
+                    shift_plane_backward(from, source, to, slot, height, width, lanes, scratch, sums);
+            }
+            add_planes(shape, &moves, out, images, moves.channel_of, num_sources, grad_sources);
+        }
+        free(sources);
+    }
+    free(moves.slot);
 }
 
 /* y (N, open, H, W) from x (N, C, H, W); scale and offset NULL: no batch norm and no ReLU. */
@@ -618,8 +676,8 @@ int select_forward(const Shape *shape, const Allocation *at, const float *x, con
     int failed = 0;
     if (open < 0)
         failed = BAD_INDEX;
-    else if (open > 0 && is_tiny(shape, scale, slots, open))
-        forward_tiny(shape, x, slots, open, y, &failed);
+    else if (is_whole(shape, scale, open))
+        forward_whole(shape, x, slots, y, &failed);
     else if (open > 0 && shape->channels_last)
         forward_last(shape, x, scale, offset, slots, open, y, &failed);
     else if (open > 0)
@@ -697,7 +755,7 @@ static void backward_planes(const Shape *shape, const float *x, const float *sca
                     if (scale && !is_active)
                         activate_plane(in, plane, pixels, scale[c], offset[c], shape->relu);
                     is_active = 1;
-                    shift_plane_backward(from, scale ? plane : in, out, &slots[s], height, width,
+                    shift_plane_backward(from, scale ? plane : in, out, &slots[s], height, width, 1,
                                          plane + pixels, grad_shift + 2 * (n * open + s));
                 }
             }
@@ -764,7 +822,7 @@ static void backward_last(const Shape *shape, const float *x, const float *scale
                     continue;
                 }
                 shift_plane_backward(grad_moved + m * step, sources + k * step,
-                                     grad_sources + k * step, &slots[s], height, width, row,
+                                     grad_sources + k * step, &slots[s], height, width, 1, row,
                                      grad_shift + 2 * (n * open + s));
             }
             for (int64_t y = 0; y < height; y++) {
@@ -815,15 +873,19 @@ int select_backward(const Shape *shape, const Allocation *at, const float *x, co
         free(slots);
         return BAD_INDEX;
     }
-    double *by_image = calloc(2 * images * (channels + open) + 1, sizeof *by_image);
+    int64_t parts = is_whole(shape, scale, open) ? (images - 1) / count_lanes(shape) + 1 : images;
+    int64_t num_sums = scale ? 2 * images * channels : 0;
+    double *by_image = calloc(num_sums + 2 * parts * open + 1, sizeof *by_image);
     if (!by_image) {
         free(slots);
         return NO_MEMORY;
     }
-    double *shift_by_image = by_image + 2 * images * channels;
-    if (is_tiny(shape, scale, slots, open))
-        backward_tiny(shape, x, slots, open, grad_y, grad_x, shift_by_image, &failed);
-    else if (shape->channels_last)
+    double *shift_by_image = by_image + num_sums;
+    if (is_whole(shape, scale, open)) {
+        if (grad_x != grad_y)
+            memcpy(grad_x, grad_y, images * channels * shape->height * shape->width * sizeof *grad_x);
+        backward_whole(shape, x, slots, grad_x, shift_by_image, &failed);
+    } else if (shape->channels_last)
         backward_last(shape, x, scale, offset, mean, slots, open, grad_y, grad_x, by_image,
                       shift_by_image, &failed);
     else
@@ -839,7 +901,7 @@ int select_backward(const Shape *shape, const Allocation *at, const float *x, co
         for (int64_t s = 0; s < open; s++) {
             if (!slots[s].is_shifted) continue;
             double total[2] = {0, 0};
-            for (int64_t n = 0; n < images; n++) {
+            for (int64_t n = 0; n < parts; n++) {
                 total[0] += shift_by_image[2 * (n * open + s)];
                 total[1] += shift_by_image[2 * (n * open + s) + 1];
             }

@@ -87,9 +87,9 @@ def normalize_ecdm(ecdm: Tensor) -> Tensor:
     if not bool((((total > 1e-30) & (total < 1e30)) | (total == 0)).all()):
         # Against the column's largest first: sums can neither overflow nor vanish in subnormals.
         largest = size.amax(dim=0)
-        size = size / torch.where(largest == 0, 1.0, largest)
+        size = size.div_(torch.where(largest == 0, 1.0, largest))
         total = size.sum(dim=0)
-    return size / torch.where(total == 0, 1.0, total)
+    return size.div_(torch.where(total == 0, 1.0, total))
 
 
 def _check_weight(weight: Tensor, groups: int, **moments: Tensor) -> None:

@@ -279,7 +279,7 @@ class SlottedConvNd(DamageConvNd):
     def apply_checked_plan(self, plan: LayerPlan) -> None:
         """Carry out a plan that `check_plan` has accepted."""
         # Drawn before anything changes: a seed may be refused.
-        weight = self.weight.new_zeros(()) if plan.weight_seed is None else self._draw_weight(plan)
+        weight = None if plan.weight_seed is None else self._draw_weight(plan)
         device = self.weight.device
         self.gate.index_fill_(0, plan.closed.to(device), False)
         if len(plan.opened) == 0 or self.shift is None:
@@ -289,11 +289,15 @@ class SlottedConvNd(DamageConvNd):
         self.moved.index_fill_(0, opened, True)
         self.shifted.index_fill_(0, opened, plan.shift is not None)
         self.index.index_copy_(0, opened, plan.source.to(device))
-        shift = self.shift.new_zeros(1) if plan.shift is None else plan.shift
-        self.shift[opened] = shift.to(self.shift)
-        split_groups(self.weight, self.groups)[self._group_and_slot(opened)] = weight.to(
-            self.weight
-        )
+        if plan.shift is None:
+            self.shift.index_fill_(0, opened, 0.0)
+        else:
+            self.shift.index_copy_(0, opened, plan.shift.to(self.shift))
+        if weight is None:
+            self.zero_slots(self.weight, opened)
+        else:
+            by_group = split_groups(self.weight, self.groups)
+            by_group[self._group_and_slot(opened)] = weight.to(self.weight)
 
     def rerouted(self) -> Tensor:
         """Return (I,) bool: the open slots that read anything but their own channel as it is."""
@@ -310,7 +314,9 @@ class SlottedConvNd(DamageConvNd):
         """Zero in place what belongs to `slots` in a tensor laid out as a slot parameter."""
         slots = slots.to(tensor.device)
         if tensor.ndim <= 2:  # one row per slot; weights have at least three axes
-            tensor[slots] = 0
+            tensor.index_fill_(0, slots, 0)
+        elif self.groups == 1:
+            tensor.index_fill_(1, slots, 0)  # many times faster than what follows
         else:
             split_groups(tensor, self.groups)[self._group_and_slot(slots)] = 0
 

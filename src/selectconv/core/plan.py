@@ -55,8 +55,8 @@ class LayerPlan:
         """
         for what in ("closed", "opened", "source"):
             slots = getattr(self, what)
-            outside = slots[(slots < 0) | (slots >= len(gate))].tolist()
-            if outside:
+            if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < len(gate):
+                outside = slots[(slots < 0) | (slots >= len(gate))].tolist()
                 raise AllocationError(
                     f"`{what}` names {outside[:5]}; the layer has 0 to {len(gate) - 1}."
                 )

@@ -29,6 +29,28 @@ ZOO = {
 SELECT = {1: sc.SelectConv1d, 2: sc.SelectConv2d, 3: sc.SelectConv3d}
 
 
+class Magnified(nn.Module):
+    """A network whose outputs are nearly nothing but rounding."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = scramble(conv_net()).eval()
+        with torch.no_grad():
+            self.register_buffer("usual", self.net(images()[0]) * (1 + 1e-6))
+
+    def forward(self, x):
+        return self.net(x) - self.usual
+
+
+def test_a_network_that_magnifies_rounding_is_compressed_with_a_warning():
+    torch.manual_seed(0)
+    model, (x, _) = Magnified(), images()
+    with pytest.warns(sc.SelectConvWarning, match="In float64 they agree"):
+        small = sc.compress(model, x)
+    exact = copy.deepcopy(model).double()(x.double())
+    torch.testing.assert_close(small.double()(x.double()), exact)
+
+
 def test_every_zoo_model_is_here():
     assert set(ZOO) == set(sc.list_models())
 

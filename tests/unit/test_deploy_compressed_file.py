@@ -82,7 +82,7 @@ def test_statistics_and_conditions_can_be_saved(tmp_path):
     def run(net, x):
         x = net.a(x)
         x = (x - x.amin((2, 3), keepdim=True)) * torch.rsqrt(torch.var(x, 1, keepdim=True) + 1e-5)
-        x = x / (x.norm(p=2, dim=(2, 3), keepdim=True) + 1e-5)  # ConvNeXt V2's
+        x = torch.addcmul(x, x, 1 / (x.norm(p=2, dim=(2, 3), keepdim=True) + 1e-5))  # ConvNeXt V2's
         return torch.where(x > 0.1, x.square(), x.amax(1, keepdim=True))
 
     small = sc.compress(Net(run, a=nn.Conv2d(3, 8, 1)), X)

@@ -186,8 +186,8 @@ TABLE = (
     _row(Family.FILL, "ones_like full_like empty_like new_ones new_full new_empty"),
     _row(
         Family.OTHER,
-        "amax amin argmax bmm cos cumsum einsum erf index_select log log_softmax logsumexp matmul "
-        "max min norm normalize pixel_shuffle pow prod reciprocal rms_norm rsqrt "
+        "addcdiv addcmul amax amin argmax bmm cos cumsum einsum erf index_select log log_softmax "
+        "logsumexp matmul max min norm normalize pixel_shuffle pow prod reciprocal rms_norm rsqrt "
         "scaled_dot_product_attention sign sin "
         "softmax square stack std sum unfold var var_mean where arange operator.or_ "
         "operator.and_ operator.eq operator.floordiv operator.ge operator.gt operator.invert "

@@ -15,7 +15,7 @@ from typing import Any
 from selectconv.report.compare.answers import Answer, Question, answer
 from selectconv.report.compare.findings import state_findings
 from selectconv.report.compare.groups import Group, Row, group_runs
-from selectconv.report.compare.statistics import show_p_alone, summarize
+from selectconv.report.compare.statistics import compare, show_p, show_p_alone, summarize
 from selectconv.report.runs.collect import collect
 from selectconv.reproduce.grid import TABLES, load_grid
 
@@ -40,6 +40,9 @@ SETTINGS = {
     "F": ("ResNet, CIFAR-10, 10,000 x 20 (not used to design it)", ""),
     "G": ("CondenseNet, CIFAR-10, 10,000 x 20 (not used to design it)", ""),
 }
+# The seeds of the comparison of gamma="auto" that was fixed beforehand.
+AUTO_SEEDS = {"A": range(23, 30), "B": range(20, 30)}
+LEVEL = 0.05
 COMPRESSION = "table2"  # its networks have half of the multiply-adds: not for the short table
 
 
@@ -201,7 +204,7 @@ def write_auto() -> str:
             others = [row for row in here if row.get("gamma") != "auto"]
             if seeds[0] < 200:  # those of a comparison
                 plain, hand = (
-                    fmean(read_error(folder, method, seed) for seed in seeds)
+                    fmean(read_measure(folder, method, seed, "error") for seed in seeds)
                     for method in ("plain", "select")
                 )
             else:
@@ -213,13 +216,52 @@ def write_auto() -> str:
             cells = [title, ", ".join(map(str, seeds))]
             cells += [f"{error:.2f} %" for error in (plain, hand, auto)]
             lines.append("| " + " | ".join([*cells, f"{auto - hand:+.2f}"]) + " |")
-    return "\n".join(lines)
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "With paired t-tests, on the seeds that were fixed beforehand:",
+            "",
+            *state_auto(),
+        ]
+    )
 
 
-def read_error(folder: str, method: str, seed: int) -> float:
-    """Read the held-out error of a run of a comparison."""
+def state_auto() -> Iterator[str]:
+    """Say what the comparison of `gamma="auto"` found; a question counts if those before did."""
+    trials = [row for row in read_screening() if "variant" not in row and "growth" not in row]
+    for setting, seeds in AUTO_SEEDS.items():
+        title, folder = SETTINGS[setting]
+        auto = {
+            row["seed"]: row
+            for row in trials
+            if (row["setting"], row.get("gamma")) == (setting, "auto") and row["seed"] in seeds
+        }
+        counts = True
+        for measure, digits, unit in (("loss", 4, ""), ("error", 2, " %")):
+            new = {seed: row[f"holdout_{measure}"] for seed, row in auto.items()}
+            for method, words in (("plain", "plain"), ("select", "select with a gamma by hand")):
+                old = {seed: read_measure(folder, method, seed, measure) for seed in auto}
+                found = compare(old, new)
+                if found is None:
+                    continue
+                verdict = "lower" if fmean(new.values()) < fmean(old.values()) else "higher"
+                if found.p >= LEVEL:
+                    verdict = "no difference found"
+                if not counts:
+                    verdict = "does not count, since a question before it found no difference"
+                yield (
+                    f"- {title}, {len(auto)} of {len(seeds)} seeds: held-out {measure} of auto "
+                    f"{fmean(new.values()):.{digits}f}{unit}, of {words} "
+                    f"{fmean(old.values()):.{digits}f}{unit}; {show_p(found.p)}: {verdict}."
+                )
+                counts = counts and found.p < LEVEL
+
+
+def read_measure(folder: str, method: str, seed: int, measure: str) -> float:
+    """Read the held-out error or loss of a run of a comparison."""
     path = ROOT / "results" / f"{folder}-{method}-{seed}" / "holdout.json"
-    return float(json.loads(path.read_text(encoding="utf-8"))["error"])
+    return float(json.loads(path.read_text(encoding="utf-8"))[measure])
 
 
 def write_long() -> str:

@@ -127,7 +127,14 @@ class Walk:
 
     def _to_onnx(self, path: Path, model: nn.Module, wanted: list[Tensor]) -> None:
         self.take("ONNX", lambda: sc.export_onnx(model, path, self.x))
-        self.compare(wanted, open_session(path)(self._other_batch()), 1e-3)
+        other = self._other_batch()
+        exact = outputs(copy.deepcopy(model).double(), other.double())
+        own = max(
+            float((one - two).abs().max() / one.abs().max().clamp(min=1e-30))
+            for one, two in zip(exact, wanted, strict=True)
+        )
+        # Some networks magnify rounding; onnxruntime's may be some times as large as PyTorch's.
+        self.compare(exact, open_session(path)(other), max(1e-3, 8 * own))
 
     def _other_batch(self) -> Tensor:
         return torch.cat([0.5 * self.x, -self.x.flip(0)])

@@ -12,7 +12,7 @@ from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
 import selectconv as sc
 from architectures import ARCHITECTURES
-from scrambled import assert_compresses_the_same, scramble
+from scrambled import Magnified, assert_compresses_the_same, scramble
 from selectconv.core.layer import SelectConvNd
 from tiny_models import CONVS, Net, assert_same, conv_net, images, outputs, silence, snapshot, train
 
@@ -27,19 +27,6 @@ ZOO = {
     "condensenet182": {"growth_rates": (4, 4, 8), "units": (2, 2, 1)},
 }
 SELECT = {1: sc.SelectConv1d, 2: sc.SelectConv2d, 3: sc.SelectConv3d}
-
-
-class Magnified(nn.Module):
-    """A network whose outputs are nearly nothing but rounding."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = scramble(conv_net()).eval()
-        with torch.no_grad():
-            self.register_buffer("usual", self.net(images()[0]) * (1 + 1e-6))
-
-    def forward(self, x):
-        return self.net(x) - self.usual
 
 
 def test_a_network_that_magnifies_rounding_is_compressed_with_a_warning():

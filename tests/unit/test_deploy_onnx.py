@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import selectconv as sc
-from scrambled import scramble
+from scrambled import Magnified, scramble
 from selectconv.deploy import onnx as export
 from selectconv.deploy.onnx import open_session
 from tiny_models import Net, conv_net
@@ -63,6 +63,16 @@ def test_a_model_that_depends_on_shapes(tmp_path):
     with pytest.warns(sc.SelectConvWarning, match="depends on shapes"):
         sc.export_onnx(net, tmp_path / "model.onnx", X)
     assert open_session(tmp_path / "model.onnx")(X)[0].shape == (1, 2, 8, 8)
+
+
+def test_a_network_that_magnifies_rounding_is_exported_with_a_warning(tmp_path):
+    torch.manual_seed(0)
+    model, path = Magnified().eval(), tmp_path / "m.onnx"
+    compressed = pytest.warns(sc.SelectConvWarning, match="In float64 they agree")
+    exported = pytest.warns(sc.SelectConvWarning, match="differs as much from float64")
+    with compressed, exported:
+        sc.export_onnx(model, path, torch.randn(2, 3, 8, 8))
+    assert path.exists()
 
 
 def test_a_plain_model_that_cannot_be_traced(tmp_path):

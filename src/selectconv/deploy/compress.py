@@ -298,17 +298,21 @@ def _new_conv(
 def _agrees_in_float64(model: nn.Module, example_input: Any, round_to: int | None) -> bool:
     """Return whether rounding alone makes the outputs differ: it does not in float64."""
     try:
-        exact = copy.deepcopy(model).cpu().double()  # MPS has no float64
-        example = tree_map(_to_float64, example_input)
+        exact, example = to_float64(model, example_input)
         return _find_difference(exact, _build(exact, example, round_to), example) is None
     except Exception:  # a model that cannot be copied, or that makes tensors of its own dtype
         return False
 
 
-def _to_float64(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    return value.detach().cpu().double() if value.is_floating_point() else value.cpu()
+def to_float64(model: nn.Module, example_input: Any) -> tuple[nn.Module, Any]:
+    """Copy a model, and arguments for it, as float64 on the CPU, since MPS has none."""
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.detach().cpu().double() if value.is_floating_point() else value.cpu()
+
+    return copy.deepcopy(model).cpu().double(), tree_map(convert, example_input)
 
 
 def _find_difference(model: nn.Module, small: nn.Module, example_input: Any) -> str | None:

@@ -12,6 +12,7 @@ from torch.nn.utils import prune
 import selectconv as sc
 from selectconv.allocate import replicas
 from tiny_models import (
+    Net,
     allocation_of,
     assert_same,
     conv_net,
@@ -621,6 +622,19 @@ def test_a_layer_without_a_mean_is_named(source, message):
     with pytest.raises(sc.MeanSourceError, match=f"`conv2`: .*{message}"):
         allocator_for(model).step(0)
     assert_same(snapshot(model), before)
+
+
+def test_a_layer_that_training_does_not_reach_is_left_alone_with_one_warning():
+    used, aside = conv_net(), sc.SelectConv2d(12, 12, 1)
+    used.conv2.mean_source = aside.mean_source = sc.ObservedMean()
+    silent = silence(used)
+    model = Net(lambda net, x: net.used(x), used=used, aside=aside)
+    allocator = allocator_for(model)
+    model(images()[0])
+    with pytest.warns(sc.SelectConvWarning, match="training has not reached `aside`"):
+        report = allocator.step(0)
+    assert report.reallocated == {f"used.{name}": slots for name, slots in silent.items()}
+    assert not allocator.dealloc().deallocated.get("aside")  # and no second warning
 
 
 def test_an_observed_mean_serves_once_it_has_seen_something():

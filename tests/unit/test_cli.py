@@ -11,13 +11,14 @@ import sys
 import pytest
 from rich.console import Console
 
+import selectconv as sc
 from said import complaint
 from selectconv.__main__ import main
 from selectconv.allocate.report import AllocationReport
 from selectconv.bench import interleave
 from selectconv.cli.display import Bars, Lines, choose_display
 from selectconv.cli.examples import next_commands, show_examples
-from selectconv.cli.main import VERBS, build_parser
+from selectconv.cli.main import VERBS, build_parser, show_warning
 from selectconv.cli.train import sections
 from selectconv.core.layer import SelectConv2d
 from selectconv.core.plan import AllocationPlan
@@ -308,3 +309,17 @@ def test_what_comes_next_leaves_out_what_needs_test_images():
     ]
     assert "runs/a" in words
     assert "eval" not in next_commands("runs/a", is_tested=False)
+
+
+def test_a_warning_of_ours_is_one_line(capsys):
+    shown = []
+    show_warning(
+        sc.SelectConvWarning("closed\nlittle"),
+        sc.SelectConvWarning,
+        "f.py",
+        3,
+        otherwise=shown.append,
+    )
+    assert capsys.readouterr().err == "selectconv: warning: closed little\n"
+    show_warning("other", UserWarning, otherwise=lambda *what: shown.append(what))
+    assert shown == [("other", UserWarning)]

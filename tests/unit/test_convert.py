@@ -2,8 +2,10 @@
 
 import copy
 import pickle
+import random
 from collections import OrderedDict
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -716,3 +718,27 @@ def test_an_unbatched_series_is_no_point():
     model = nn.Sequential(nn.Conv1d(3, 16, 3), nn.ReLU(), nn.Conv1d(16, 8, 3))
     sc.convert(model, torch.randn(3, 20))
     assert isinstance(model[2], sc.SelectConv1d)
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(()), random.random, np.random.rand])
+@pytest.mark.parametrize("example", [None, torch.randn(2, 3, 8, 8)], ids=["alone", "example"])
+def test_a_forward_that_decides_by_chance_is_observed(draw, example):
+    """Stochastic depth: what a trace reaches, and where E[X] comes from, must not be chance."""
+
+    def run(net, x):
+        x = net.first(x)
+        if draw() > 0.5:
+            x = net.second(x)
+        return net.last(x)
+
+    for seed in range(6):
+        blocks = {
+            name: nn.Sequential(nn.Conv2d(inputs, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+            for name, inputs in (("first", 3), ("second", 16))
+        }
+        model = Net(run, **blocks, last=nn.Conv2d(16, 4, 1))
+        for seeded in (torch.manual_seed, random.seed, np.random.seed):
+            seeded(seed)
+        sc.convert(model, example)
+        assert isinstance(model.second[0], sc.SelectConv2d)
+        assert isinstance(model.last.mean_source, sc.ObservedMean)

@@ -124,3 +124,19 @@ def test_writes_nothing_where_outputs_differ(tmp_path, monkeypatch):
     with pytest.raises(sc.ExportError, match=r"output 0 in onnxruntime differs .* batch of 1"):
         sc.export_onnx(model, tmp_path / "model.onnx", X)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_size_among_the_outputs(tmp_path):
+    def run(net, x):
+        y = net.conv(x)
+        return {"y": y, "images": y.shape[0]}
+
+    model, path, x = (
+        Net(run, conv=nn.Conv2d(3, 4, 1)).eval(),
+        tmp_path / "m.onnx",
+        torch.randn(2, 3, 4, 4),
+    )
+    sc.export_onnx(model, path, x)
+    outputs = open_session(path)(x)
+    torch.testing.assert_close(outputs[0], model(x)["y"], rtol=1e-4, atol=1e-5)
+    assert int(outputs[1]) == 2

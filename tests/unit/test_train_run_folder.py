@@ -309,3 +309,12 @@ def test_the_environment_is_plain_json():
     content = json.loads(json.dumps(describe_environment()))
     assert content["versions"]["torch"] == torch.__version__
     assert content["cores"] >= 1
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"status": "dome"}', '{"statu3": "done"}', "\xff"])
+def test_a_damaged_status_is_named(tmp_path, content):
+    folder = RunFolder(tmp_path)
+    assert folder.status() == "running"  # there is no file yet
+    (tmp_path / "status.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(RunError, match=r"status\.json is damaged; delete it"):
+        folder.status()

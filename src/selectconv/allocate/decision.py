@@ -10,8 +10,10 @@ from selectconv.allocate.auto_gamma import AutoGamma
 from selectconv.allocate.budget import Budget
 from selectconv.allocate.replicas import check_batch_norms, check_weights
 from selectconv.allocate.watch import Watch
+from selectconv.checks import warn
 from selectconv.core.allocation import ReallocRule
 from selectconv.core.layer import SelectConvNd
+from selectconv.core.mean_source import ObservedMean
 from selectconv.core.plan import AllocationPlan
 from selectconv.errors import naming
 
@@ -58,6 +60,7 @@ class Decision:
             name: torch.full((layer.in_channels,), _NEVER, device="cpu")
             for name, layer in layers.items()
         }
+        self._has_warned = False
 
     def plan(
         self,
@@ -74,6 +77,7 @@ class Decision:
         Raises:
             AllocationError, MeanSourceError: as `ChannelAllocator.step`.
         """
+        layers = self._in_use(layers)
         check_weights(layers)
         check_batch_norms(self.model, layers)
         if reopens and self.watch is not None:
@@ -111,6 +115,26 @@ class Decision:
             if plan:
                 plans[name] = plan
         return AllocationPlan(plans)
+
+    def _in_use(self, layers: Mapping[str, SelectConvNd]) -> Mapping[str, SelectConvNd]:
+        """Leave out layers that training does not reach; the first time, warn of them.
+
+        They observe their input's mean, and have seen nothing where other layers have. If none has,
+        the model was not trained, which is an error.
+        """
+        observed = [
+            name for name, layer in layers.items() if isinstance(layer.mean_source, ObservedMean)
+        ]
+        unused = [name for name in observed if not layers[name].knows_mean()]
+        if not unused or len(unused) == len(observed):
+            return layers
+        if not self._has_warned:
+            warn(
+                f"training has not reached {', '.join(f'`{name}`' for name in unused)}: no slot is "
+                "closed there until it does."
+            )
+            self._has_warned = True
+        return {name: layer for name, layer in layers.items() if name not in unused}
 
     def protected(self, name: str, epoch: int) -> Tensor | None:
         """Return which slots of a layer may not be closed yet, (I,) bool; None: all may be."""

@@ -9,14 +9,22 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import selectconv
 from selectconv.checks import suggest
 from selectconv.cli.examples import show_examples, show_start
-from selectconv.errors import ConversionError, RunError, SelectConvError, UsageError
+from selectconv.errors import (
+    ConversionError,
+    RunError,
+    SelectConvError,
+    SelectConvWarning,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from selectconv.cli.parser import Parser
@@ -44,6 +52,7 @@ _BAD_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     if arguments is None:
+        warnings.showwarning = partial(show_warning, otherwise=warnings.showwarning)
         try:
             return _answer(sys.argv[1:])
         finally:
@@ -128,6 +137,19 @@ def complain(code: int, message: str) -> int:
     line = " ".join(message.split())
     print(f"selectconv: {line}", file=sys.stderr)
     return code
+
+
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    *where: Any,
+    otherwise: Callable[..., object],
+) -> None:
+    """Print a warning of ours in one line; the others as Python does."""
+    if issubclass(category, SelectConvWarning):
+        complain(0, f"warning: {message}")
+    else:
+        otherwise(message, category, *where)
 
 
 def _load(verb: str) -> Any:

@@ -5,11 +5,13 @@ norm gives the closed form; what keeps a channel's mean is passed through. Anyth
 walk: the caller observes the mean instead.
 """
 
+import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import fx, nn
 from torch.nn.modules.conv import _ConvNd
@@ -114,11 +116,16 @@ def find_conv_inputs(model: nn.Module, calls: Mapping[int, Calls] | None = None)
 def _trace_whole(model: nn.Module, calls: Calls) -> ConvInputs:
     if calls.settled is None:
         return ConvInputs(failure="it is called in several ways")
+    before = _random_state()
     try:
         with _left_alone(model):
             graph = Tracer(is_leaf, calls.settled).trace(model)
     except Exception as error:  # user code under a tracer can fail in any way; the reason is kept
         return ConvInputs(failure=first_line(error))
+    if (
+        _random_state() != before
+    ):  # what the graph shows may be there by chance, as in stochastic depth
+        return ConvInputs(failure="it draws random numbers, by which it may decide what to do")
     modules = dict(model.named_modules())
     reached: dict[int, list[fx.Node]] = {}
     for node in graph.nodes:
@@ -137,6 +144,17 @@ def _trace_whole(model: nn.Module, calls: Calls) -> ConvInputs:
                 source = None
         inputs[key] = ConvInput(source, is_raw, len(nodes))
     return ConvInputs(inputs)
+
+
+def _random_state() -> tuple[Any, ...]:
+    """Return where the random numbers of torch, NumPy and Python stand."""
+    _, keys, *rest = np.random.get_state()
+    return (
+        torch.get_rng_state().numpy().tobytes(),
+        np.asarray(keys).tobytes(),
+        rest,
+        random.getstate(),
+    )
 
 
 @contextmanager

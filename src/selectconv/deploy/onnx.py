@@ -181,8 +181,15 @@ def _with_batch(value: Any, batch: int) -> Any:
 def _compare(run: Any, plain: nn.Module, example_input: Any, batch: int) -> None:
     args, kwargs = _with_batch(as_arguments(example_input), batch)
     with torch.no_grad(), evaluating(plain):
-        wanted = [value for value in tree_leaves(plain(*args, **kwargs)) if _is_tensor(value)]
+        leaves = tree_leaves(plain(*args, **kwargs))
     got = run(*(value for value in tree_leaves((args, kwargs)) if _is_tensor(value)))
+    wanted = [value for value in leaves if _is_tensor(value)]
+    if len(wanted) < len(got):  # sizes, such as x.shape[0], are outputs as well
+        wanted = [torch.as_tensor(value) for value in leaves if isinstance(value, Tensor | int)]
+    if len(wanted) != len(got):
+        raise ExportError(
+            f"the model returns {len(wanted)} tensors, and {len(got)} in ONNX; no file was written."
+        )
     for number, (one, other) in enumerate(zip(wanted, got, strict=True)):
         difference, most = largest_difference(one.cpu(), other), tolerance(one.dtype, TOLERANCE)
         if difference > most:

@@ -26,6 +26,7 @@ from selectconv.train.digests import (
 from selectconv.train.folder_lock import HOLDER, LOCK
 
 CONFIG, ENVIRONMENT, STATUS = "config.yaml", "env.json", "status.json"
+STATUSES = ("running", "done", "failed", "interrupted")
 METRICS, ALLOCATION = "metrics.jsonl", "allocation.jsonl"
 CHECKPOINT, PREVIOUS = "last.ckpt", "previous.ckpt"
 LAST, BEST = "last.safetensors", "best.safetensors"
@@ -103,7 +104,8 @@ class RunFolder:
         text = yaml.safe_dump(dict(config), sort_keys=False)
         write_recorded(self / CONFIG, lambda file: file.write(text.encode()))
         self.set_status("running")  # before the environment, which takes a moment to collect
-        write_text(self / ENVIRONMENT, json.dumps(describe_environment(), indent=2) + "\n")
+        environment = json.dumps(describe_environment(), indent=2) + "\n"
+        write_recorded(self / ENVIRONMENT, lambda file: file.write(environment.encode()))
 
     def read_config(self) -> dict[str, Any]:
         """Read the settings of the run.
@@ -129,11 +131,21 @@ class RunFolder:
         return config
 
     def status(self) -> str:
-        """Return the status: `running`, unless the file says `done`, `failed` or `interrupted`."""
+        """Return the status, one of `STATUSES`; without a file it is `running`.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        path = self / STATUS
         try:
-            return str(json.loads((self / STATUS).read_text(encoding="utf-8"))["status"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return "running"
+            status = json.loads(path.read_bytes())["status"]
+        except OSError:
+            return STATUSES[0]
+        except (ValueError, KeyError, TypeError):
+            status = None
+        if status not in STATUSES:
+            raise RunError(f"{path} is damaged; delete it, and go on with --resume.")
+        return str(status)
 
     def is_finished(self, epochs: int) -> bool:
         """Return whether the run is done; what its status says must agree with its metrics.

@@ -224,7 +224,7 @@ def _read_holdout(folder: RunFolder) -> dict[str, Any]:
 
 def _read_environment(folder: RunFolder) -> dict[str, Any]:
     try:
-        content = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
+        content = json.loads(folder.check(ENVIRONMENT).read_bytes())
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

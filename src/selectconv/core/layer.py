@@ -107,7 +107,8 @@ class SelectConvNd(SlottedConvNd):
         """Convolve the rebuilt input; `input` itself is never written into."""
         if not self._is_input(input):
             return self._convolve(input, self.weight)  # refuses it, in torch's words
-        x = input if input.ndim == self.weight.ndim else input[None]  # convs take unbatched inputs
+        # Convs take unbatched inputs.
+        x = input if input.ndim == self._num_axes + 2 else input[None]
         if self.training and isinstance(self._mean_source, ObservedMean):
             buffers = (self.observed_mean, self.observed_var, self.observed_batches)
             self._mean_source.observe(x, *buffers)
@@ -152,8 +153,8 @@ class SelectConvNd(SlottedConvNd):
 
         Without a kernel torch says what is wrong with the devices; a kernel would read anything.
         """
-        here = x.device
-        is_here = self.weight.device == here and self.gate.device == here
+        gate, here = cast(Tensor, self._buffers["gate"]), x.device  # self.gate takes long to find
+        is_here = self.weight.device == here and gate.device == here
         return kernels.find_kernel(x) if is_here else None
 
     def select(self, x: Tensor) -> Tensor:

@@ -26,23 +26,23 @@ _STANDARD_DOMAINS = ("", "ai.onnx")
 
 
 def export_onnx(model: nn.Module, path: str | os.PathLike[str], example_input: Any) -> None:
-    """Write a model as ONNX: compressed, with standard operators only and batches of any size.
+    """Compress a model and write it as ONNX, with standard operators only, for any batch size.
 
-    onnxruntime runs the model on batches of 1 and 3, and the outputs are compared with PyTorch's,
-    before the file appears at `path`: whole, or not at all. Needs selectconv[onnx].
+    onnxruntime runs the model on batches of 1 and 3, and its outputs are compared with PyTorch's.
+    Only then is the file written, whole or not at all. Needs selectconv[onnx].
 
     Args:
         model: a selective or plain model, which is compressed first, or what `compress` returned.
-            It is left as it is.
+            It does not change.
         path: the file to write.
-        example_input: a tensor, a tuple of arguments or a dict of keyword arguments; the first axis
+        example_input: a tensor, a tuple of arguments or a dict of keyword arguments. The first axis
             of every tensor is the batch.
 
     Raises:
-        CompressionError: a selective model that cannot be compressed.
+        CompressionError: a selective model cannot be compressed.
         ExportError: a package of selectconv[onnx] is missing, the path cannot be written, the model
             cannot be expressed in ONNX, or the outputs differ.
-        TypeError, ValueError: an argument that is not accepted.
+        TypeError, ValueError: an argument is not accepted.
 
     Example:
         >>> import tempfile

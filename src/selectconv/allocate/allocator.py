@@ -152,7 +152,7 @@ class ChannelAllocator:
         if isinstance(self.gamma, str):
             if self.budget is not None:
                 raise ValueError(
-                    f"`gamma` 'auto' and `{self.budget.name}` exclude each other: a target solves "
+                    f"`gamma` 'auto' and `{self.budget.name}` cannot be combined: a target solves "
                     "for gamma itself."
                 )
             level = AutoGamma(self.total_epochs, self.stop_at, reopens=self._reopens)

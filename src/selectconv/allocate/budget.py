@@ -47,8 +47,8 @@ def check_targets(
             )
     if len(given) > 1:
         raise ValueError(
-            f"`target_macs` {target_macs!r} and `target_params` {target_params!r} exclude each "
-            "other: give one of them."
+            f"`target_macs` {target_macs!r} and `target_params` {target_params!r} cannot be "
+            "combined: give one of them."
         )
     return next(iter(given.items()), None)
 

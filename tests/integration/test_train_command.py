@@ -411,7 +411,7 @@ def test_a_flipped_bit_in_a_checkpoint_is_refused_and_the_one_before_offered(
     assert main(["train", "--resume", "--out", str(finished)]) == 1
     line = complaint(capsys)
     assert "last.ckpt is damaged" in line
-    assert "of epoch 0, is whole: rename previous.ckpt to last.ckpt" in line
+    assert "of epoch 0, is intact: rename previous.ckpt to last.ckpt" in line
     assert "weights_only" not in line
     os.replace(finished / "previous.ckpt", finished / "last.ckpt")
     assert main(["train", "--resume", "--out", str(finished)]) == 0

@@ -201,13 +201,13 @@ class ChannelAllocator:
         if epoch <= self.last_epoch:
             raise AllocationError(
                 f"`epoch` {epoch} was stepped already (the last was {self.last_epoch}): "
-                "call step once an epoch, or dealloc() and realloc() on demand."
+                "call step once per epoch, or dealloc() and realloc() on demand."
             )
         if epoch >= self.total_epochs and not self._is_overtime:
             self._is_overtime = True
             warn(
                 f"`epoch` {epoch} is past `total_epochs` {self.total_epochs} (epochs count from "
-                "0): no step acts there."
+                "0): the step does nothing."
             )
         acts = epoch < self.stop_at * self.total_epochs and self._closes
         # Shifts go on learning, and with them the cost changes: a budget is kept to the end.

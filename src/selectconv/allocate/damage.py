@@ -144,8 +144,8 @@ class DamageReport(dict[str, LayerDamage]):
         if known:
             middle = known[len(known) // 2][0]
             notes.append(
-                f"{counted(len(self), 'layer')}; rank correlation of what they decide by: "
-                f"median {middle:.2f}, lowest {known[0][0]:.2f} at {known[0][1]}"
+                f"{counted(len(self), 'layer')}; rank correlation of expected and measured "
+                f"shares: median {middle:.2f}, lowest {known[0][0]:.2f} at {known[0][1]}"
             )
         if self.unreached:
             notes.append(f"no batch passed through: {', '.join(self.unreached)}")
@@ -313,7 +313,7 @@ def _run(
         for module, mode in modes.items():
             module.training = mode
     if number < 0:
-        raise AllocationError("`batches` held no batch (an iterator that was used up?).")
+        raise AllocationError("`batches` contains no batch (an iterator that was used up?).")
 
 
 def _forward(model: nn.Module, batch: Any) -> object:
@@ -324,8 +324,8 @@ def _forward(model: nn.Module, batch: Any) -> object:
         inputs = {key: _to(batch[key], device) for key in batch if takes_all or key in wanted}
         if not inputs:
             raise TypeError(
-                f"of the batch's entries {sorted(map(str, batch))} none is an argument of the "
-                f"model's forward ({', '.join(wanted)}); pass `forward`."
+                f"none of the batch's entries {sorted(map(str, batch))} is an argument of the "
+                f"model's forward ({', '.join(wanted)}): pass `forward`."
             )
         return model(**inputs)
     if isinstance(batch, list | tuple):

@@ -94,13 +94,13 @@ def convert(
     seen = {} if run is None else run.convs
     if conv_inputs.failure is not None:
         _log.info(
-            "the model cannot be traced, so means that no part of it shows are observed: %s",
+            "the model cannot be traced as a whole, so more input means are observed: %s",
             conv_inputs.failure,
         )
     chosen, refused = _choose(root, conv_inputs, seen, min_channels, where)
     if not chosen:
         if selective_layers(root):
-            warn("the model is converted already; nothing was changed.")
+            warn("the model is already converted; nothing was changed.")
             return model
         raise ConversionError(_nothing_chosen(refused))
     layers = {
@@ -225,5 +225,7 @@ def _nothing_chosen(refused: dict[str, str]) -> str:
     reasons = "; ".join(f"{name or '(model)'}: {why}" for name, why in list(refused.items())[:5])
     more = f" and {len(refused) - 5} more" if len(refused) > 5 else ""
     if any(why == "left out by `where`" for why in refused.values()):
-        return f"`where` left out every eligible conv of the {len(refused)}: {reasons}{more}."
+        return (
+            f"`where` left out every eligible conv ({len(refused)} convs in all): {reasons}{more}."
+        )
     return f"none of the {len(refused)} convs is eligible: {reasons}{more}."

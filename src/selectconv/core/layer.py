@@ -94,7 +94,9 @@ class SelectConvNd(SlottedConvNd):
         if "weight" not in conv._parameters:
             raise TypeError("`conv` must own its weight, got one whose weight a hook recomputes.")
         if "forward" in vars(conv):
-            raise TypeError("`conv` must compute as its type does, got one with a patched forward.")
+            raise TypeError(
+                "`conv` must have the forward of its type, got one with a patched forward."
+            )
         check_mean_source("mean", mean, conv.in_channels)
         layer = cls.__new__(cls)
         # The dicts of hooks are shared, so that the handles that users hold still remove them.

@@ -62,7 +62,8 @@ class LayerPlan:
                 )
         if len(self.source) != len(self.opened):
             raise AllocationError(
-                f"{len(self.opened)} slots to re-open need as many sources, got {len(self.source)}."
+                "each slot to re-open needs one source channel, "
+                f"got {len(self.opened)} slots and {len(self.source)} channels."
             )
         if len(self.opened) == 0:
             return

@@ -69,7 +69,7 @@ class SlottedConvNd(DamageConvNd):
             if low < 0 or high >= self.in_channels:
                 raise AllocationError(
                     f"`{prefix}index` names the channels {low} to {high}; the layer has 0 to "
-                    f"{self.in_channels - 1}: the state is damaged, or of another model."
+                    f"{self.in_channels - 1}: the state is damaged, or from another model."
                 )
         cast(Any, super())._load_from_state_dict(state, prefix, *args)
         self.lineage.loaded.add(self)

@@ -82,10 +82,10 @@ def compress(
     if difference is not None:
         if not _agrees_in_float64(model, example_input, round_to):
             raise CompressionError(
-                f"{difference}; a hook, or a forward that depends on values, is not seen by "
-                "tracing. The masked model still works."
+                f"{difference}; tracing does not see hooks, nor a forward that depends on values. "
+                "The masked model still works."
             )
-        warn(f"{difference}. In float64 they agree: the network magnifies rounding that much.")
+        warn(f"{difference}. In float64 they agree: the network magnifies rounding errors.")
     return small
 
 
@@ -320,8 +320,8 @@ def _find_difference(model: nn.Module, small: nn.Module, example_input: Any) -> 
             got = small(*args, **kwargs)
         except Exception as error:
             raise CompressionError(
-                f"the compressed model fails with {first_line(error)}; a hook is not seen by "
-                "tracing. The masked model still works."
+                f"the compressed model fails with {first_line(error)}; tracing does not see "
+                "hooks. The masked model still works."
             ) from error
     wants, gots = (
         [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)] for value in (want, got)

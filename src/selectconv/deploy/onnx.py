@@ -58,7 +58,7 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], example_input: A
         raise ExportError(f"{target} cannot be written: there is no folder {target.parent}.")
     if target.is_dir() or not os.access(target.parent, os.W_OK):
         raise ExportError(
-            f"{target} cannot be written: not a file in a folder that can be written."
+            f"{target} cannot be written: it must be a regular file in a writable folder."
         )
     plain = _as_plain(model, example_input)
     with _quiet():
@@ -142,7 +142,7 @@ def _export(plain: nn.Module, example_input: Any) -> bytes:
     foreign = {node.domain for node in proto.graph.node} - set(_STANDARD_DOMAINS)
     if foreign or proto.functions:
         raise ExportError(
-            f"the model needs operators of {sorted(foreign)}, not standard ones only."
+            f"the model needs operators that are not standard, from {sorted(foreign)}."
         )
     return content
 

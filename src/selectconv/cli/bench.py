@@ -28,8 +28,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "case",
         type=str,
-        help="what to measure: step (a training step), alloc (an allocation step), infer "
-        "(inference), growth (the cost of --growth gradient) or data (the data pipeline)",
+        help="step (a training step), alloc (an allocation step), infer (inference), growth (the "
+        "cost of --growth gradient) or data (the data pipeline)",
     )
     parser.add_argument(
         "--repeats",

@@ -26,7 +26,7 @@ ENGINES = ("local", "ray")
 
 def add_arguments(parser: Parser) -> None:
     """Add the verb's options."""
-    parser.add_argument("table", type=str, help=f"which table: one of {', '.join(TABLES)}")
+    parser.add_argument("table", type=str, help=f"one of {', '.join(TABLES)}")
     parser.add_argument(
         "--scale",
         type=str,

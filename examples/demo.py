@@ -1,10 +1,10 @@
-"""Train a small DenseNet plain and selective on a part of Fashion-MNIST, and compare.
+"""Train a small DenseNet on part of Fashion-MNIST, plain and selective, and compare the two.
 
     python examples/demo.py [--seed 20] [--out runs/demo]
 
-It is one seed of the reduced Table 1. Both runs have the same start, the same images and as many
-conv weights, and are tested on every image that they were not trained on.
-Where Fashion-MNIST cannot be had, scikit-learn's 8x8 digits show how it works, not what it gains.
+This is one seed of the reduced Table 1. Both runs have the same start, the same images and the same
+number of conv weights, and are tested on every image that they were not trained on. If
+Fashion-MNIST is not available, scikit-learn's 8x8 digits show how it works, not what it gains.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def choose_seed(seed: int, console: Console) -> Grid:
         fetch_dataset(DATA)
     except DataError as error:
         console.print(f"Fashion-MNIST is not available here ({error}).")
-        console.print("The demo trains on 400 digits instead: so little shows no gain.")
+        console.print("The demo trains on 400 digits instead, which are too few to show a gain.")
         tiny = load_grid("table1", "smoke")
         return replace(tiny, title="Demo", runs=tiny.runs[:2])
     grid = load_training()
@@ -52,7 +52,7 @@ def choose_seed(seed: int, console: Console) -> Grid:
 
 def compare(runs: dict[str, Run]) -> Table:
     """Set the runs side by side."""
-    table = Table(title="The same network, start and images, and as many conv weights")
+    table = Table(title="Same network, same start, same images, same number of conv weights")
     table.add_column("method")
     for head in ("error on unseen images", "loss", "slots moved", "seconds"):
         table.add_column(head, justify="right")
@@ -69,7 +69,7 @@ def compare(runs: dict[str, Run]) -> Table:
 
 
 def count_wins() -> tuple[int, int]:
-    """Count the seeds in results/ in which select ended below plain, and all of them."""
+    """Count the seeds in results/ in which select ended with a lower error, and all seeds."""
     errors: dict[str, dict[int, float]] = {"plain": {}, "select": {}}
     names = {run.name for run in load_training().runs}
     for run in collect([RESULTS]).runs if RESULTS.is_dir() else ():
@@ -101,8 +101,8 @@ def main() -> int:
     wins, seeds = count_wins()
     if seeds and grid.scale != "smoke":
         console.print(
-            f"One seed proves little. Of the {seeds} seeds of this training that we ran "
-            f"(results/table1), select ended below plain in {wins}."
+            f"One seed proves little. We ran {seeds} seeds of this training (results/table1): "
+            f"in {wins} of them, select ended with a lower error than plain."
         )
     console.print(f"Open {options.out / 'report.html'} in a browser to see what moved where.")
     return 0

@@ -1,6 +1,6 @@
 """Gradient accumulation: four micro-batches of 16 make one optimizer step.
 
-The allocator steps once an epoch, after the last optimizer step. It may also come between two
+The allocator steps once per epoch, after the last optimizer step. It may also come between two
 micro-batches: what re-opened slots have gathered is cleared, all other gradients stay.
 """
 

@@ -5,23 +5,23 @@ from contextlib import contextmanager
 
 
 class SelectConvError(Exception):
-    """Base of every error that is about channel selectivity rather than about one argument."""
+    """The base class of all errors that are not about the type or value of a single argument."""
 
 
 class ConversionError(SelectConvError, ValueError):
-    """A model could not be converted; it was left as it was."""
+    """A model could not be converted. It stays as it was."""
 
 
 class AllocationError(SelectConvError, ValueError):
-    """A de- or re-allocation was refused; model and optimizer were left as they were."""
+    """A de- or re-allocation was refused. Model and optimizer stay as they were."""
 
 
 class MeanSourceError(SelectConvError, RuntimeError):
-    """A layer does not know the mean of its input: no mean source, or one without data."""
+    """A layer does not know the mean of its input: it has no mean source, or has seen no input."""
 
 
 class CompressionError(SelectConvError, ValueError):
-    """A model could not be compressed, saved or read back; nothing was changed."""
+    """A model could not be compressed, counted, saved or loaded. Nothing was changed."""
 
 
 class ExportError(SelectConvError, RuntimeError):
@@ -41,7 +41,7 @@ class UsageError(SelectConvError, ValueError):
 
 
 class SelectConvWarning(UserWarning):
-    """Something a user can act on, and that did not stop the call."""
+    """Something that you can act on, but that did not stop the call."""
 
 
 @contextmanager

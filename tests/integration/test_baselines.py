@@ -189,7 +189,7 @@ def test_the_plan_names_the_method(capsys):
     ("flags", "code", "message"),
     [
         (["--method", "lgc"], 2, "needs `model` condensenet182, got 'densenet40'"),
-        (["--target-macs", "0.5", "--target-params", "0.5"], 2, "exclude each other"),
+        (["--target-macs", "0.5", "--target-params", "0.5"], 2, "cannot be combined"),
         (["--target-macs", "2"], 2, "`target_macs` must be in [0, 1], got 2.0"),
         (["--target-macs", "half"], 2, "`target_macs` must be a number"),
         (["--target-macs", "0.5", "--method", "plain"], 2, "got 'plain'"),

@@ -82,7 +82,7 @@ def test_compress_says_why_a_re_allocated_network_is_larger(finished, capsys, tm
     assert main(["train", *SMALL, *select, "--out", str(run)]) == 0
     capsys.readouterr()
     assert main(["compress", str(run)]) == 0
-    assert "Larger than the plain network: shifts are stored" in capsys.readouterr().out
+    assert "Larger than the plain network, because shifts are stored" in capsys.readouterr().out
 
 
 def test_export_writes_an_onnx_file(finished, capsys, tmp_path):

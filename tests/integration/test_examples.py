@@ -93,7 +93,7 @@ def test_the_demo_says_what_it_shows_without_fashion_mnist(tmp_path, monkeypatch
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     assert "fashion-mnist is not available" in shown
-    assert "so little shows no gain" in shown
+    assert "too few to show a gain" in shown
     assert re.search(r"plain +│ +[\d.]+ % │", shown)
     assert "One seed proves little" not in shown  # that is about Fashion-MNIST
     assert (tmp_path / "report.html").exists()

@@ -147,7 +147,7 @@ def test_a_dry_run_prints_the_grid_and_touches_nothing(
         (["table1", "--gpus-per-run", "-1"], "`gpus_per_run` must"),
         (["table1", "--scale", "ful"], "Did you mean 'full'"),
         (["table1", "--engine", "raye"], "Did you mean 'ray'"),
-        (["table1", "--dry-run", "--no-run"], "--dry-run and --no-run exclude each other"),
+        (["table1", "--dry-run", "--no-run"], "--dry-run and --no-run cannot be combined"),
         (["table1", "--jobs", "0"], "`jobs` must be at least 1"),
         (["table1", "--jobs", "two"], "`jobs` must be a whole number"),
     ],

@@ -139,7 +139,7 @@ def test_dry_run_says_what_it_would_do_and_writes_nothing(tmp_path, capsys):
         (["--batchsize", "3"], "did you mean --batch-size"),
         (["--subset", "9999"], "`subset` must be at most"),
         (["--resume", "--out", "nowhere"], "there is no folder nowhere"),
-        (["--resume", "--overwrite"], "exclude each other"),
+        (["--resume", "--overwrite"], "cannot be combined"),
         (["--config", "missing.yaml"], "missing.yaml cannot be read: No such file"),
         (["--seed"], "--seed: expected one argument"),
         (["--batch", "3"], "unknown setting '--batch'; did you mean --batch-size"),
@@ -233,7 +233,7 @@ def test_what_other_verbs_made_of_a_run_is_overwritten_with_it(finished, tmp_pat
 
 def test_resume_of_a_finished_run_and_with_other_flags(finished, capsys):
     assert main(["train", "--resume", "--out", str(finished)]) == 0
-    assert "finished already" in capsys.readouterr().out
+    assert "already finished" in capsys.readouterr().out
     assert main(["train", "--resume", "--out", str(finished), "--gamma", "0.2"]) == 0
     capsys.readouterr()
     assert main(["train", "--resume", "--out", str(finished), "--gamma", "0.3"]) == 2
@@ -306,7 +306,7 @@ def test_data_that_is_not_there(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("number", "code", "words", "status"),
     [
-        (signal.SIGTERM, 1, "go on with --resume", "failed"),
+        (signal.SIGTERM, 1, "continue with --resume", "failed"),
         (signal.SIGINT, 130, "interrupted; continue with --resume", "interrupted"),
     ],
 )
@@ -411,7 +411,7 @@ def test_a_flipped_bit_in_a_checkpoint_is_refused_and_the_one_before_offered(
     assert main(["train", "--resume", "--out", str(finished)]) == 1
     line = complaint(capsys)
     assert "last.ckpt is damaged" in line
-    assert "of epoch 0, is whole: rename previous.ckpt to last.ckpt" in line
+    assert "of epoch 0, is intact: rename previous.ckpt to last.ckpt" in line
     assert "weights_only" not in line
     os.replace(finished / "previous.ckpt", finished / "last.ckpt")
     assert main(["train", "--resume", "--out", str(finished)]) == 0
@@ -437,7 +437,7 @@ def test_a_folder_without_digests_still_loads_with_a_line_that_says_so(finished,
     (finished / "digests.json").unlink()
     (finished / "status.json").write_text('{"status": "running"}')
     assert main(["train", "--resume", "--out", str(finished)]) == 0
-    assert "has no digests.json, as version 0.1 wrote it" in complaint(capsys)
+    assert "has no digests.json, since version 0.1 wrote it" in complaint(capsys)
     assert main(["eval", str(finished)]) == 0
 
 

@@ -86,7 +86,7 @@ def test_layers_that_never_reopen_keep_the_papers_gamma() -> None:
 def test_auto_and_a_target_exclude_each_other() -> None:
     model = _model()
     sc.ChannelAllocator(model, total_epochs=4, growth="gradient")
-    with pytest.raises(ValueError, match="`gamma` 'auto' and `target_macs` exclude each other"):
+    with pytest.raises(ValueError, match="`gamma` 'auto' and `target_macs` cannot be combined"):
         sc.ChannelAllocator(
             model,
             total_epochs=4,

@@ -46,7 +46,7 @@ from selectconv.zoo import list_models
         (["eval", "nowhere"], "nowhere is not a run"),
         (["compress", "nowhere"], "nowhere is not a run"),
         (["eval", __file__], "test_cli.py is not a run: it is a file"),
-        (["eval", ""], "the folder of a run is missing"),
+        (["eval", ""], "must be the folder of a run, got an empty name"),
         (["compress", "nowhere", "--round-to", "0"], "`round_to` must be at least 1"),
         (["export", "nowhere"], "nowhere is not a run"),
         (["eval", "x" * 300], "x/config.yaml cannot be a file or folder: File name too long."),

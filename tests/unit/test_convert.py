@@ -173,7 +173,7 @@ def test_plain_convs_that_were_added_later():
 def test_second_conversion_warns_and_changes_nothing():
     model = sc.convert(small_net())
     before = state_of(model)
-    with pytest.warns(sc.SelectConvWarning, match="converted already; nothing was changed"):
+    with pytest.warns(sc.SelectConvWarning, match="already converted; nothing was changed"):
         assert sc.convert(model) is model
     assert state_of(model) == before
 
@@ -506,7 +506,9 @@ def test_nothing_eligible_is_told_from_where_left_all_out():
     plain = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, groups=8))
     nothing = "none of the 2 convs is eligible: 0: 3 inputs, .*; 2: depthwise"
     assert_refused(plain, sc.ConversionError, nothing)
-    left_out = "`where` left out every eligible conv of the 3: .*spatial: left out by `where`"
+    left_out = (
+        "`where` left out every eligible conv .3 convs in all.: .*spatial: left out by `where`"
+    )
     assert_refused(small_net(), sc.ConversionError, left_out, where=lambda *_: False)
 
 

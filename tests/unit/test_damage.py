@@ -259,13 +259,18 @@ def test_observed_means_decide_by_rms():
     [
         (3, [], TypeError, "`model` must be an nn.Module, got int"),
         (conv_net(convert=False), [images()], sc.AllocationError, "no selective layers"),
-        (conv_net(), [], sc.AllocationError, "held no batch"),
-        (conv_net(), iter(()), sc.AllocationError, "held no batch"),
+        (conv_net(), [], sc.AllocationError, "contains no batch"),
+        (conv_net(), iter(()), sc.AllocationError, "contains no batch"),
         (conv_net(), images()[0], TypeError, "`batches` must be an iterable .* got Tensor"),
         (conv_net(), {"x": images()[0]}, TypeError, "`batches` must be an iterable .* got dict"),
         (conv_net(), 7, TypeError, "`batches` must be an iterable .* got int"),
         (conv_net(), [()], sc.AllocationError, "batch 0: the batch is empty"),
-        (conv_net(), [{"label": 1}], sc.AllocationError, r"'label'.*none is .*\(input\)"),
+        (
+            conv_net(),
+            [{"label": 1}],
+            sc.AllocationError,
+            r"none of .*'label'.* is an argument .*\(input\)",
+        ),
     ],
 )
 def test_refusals(model, batches, error, message):

@@ -83,7 +83,7 @@ def test_a_grayscale_file_among_colour_ones_is_turned_to_colour(folder):
 def test_a_colour_file_among_grayscale_ones_is_named(tmp_path):
     write(tmp_path, gray=True)
     save(tmp_path / "train" / "dog" / "1.png", np.zeros((16, 16, 3), dtype=np.uint8))
-    with pytest.raises(DataError, match=r"dog/1\.png is in colour, and the first"):
+    with pytest.raises(DataError, match=r"dog/1\.png is in colour, but the first"):
         load_dataset(f"imagefolder:{tmp_path}")
 
 
@@ -179,7 +179,7 @@ def deep(folder):
     ("change", "error", "message"),
     [
         (shutil.rmtree, UsageError, "there is no folder .*pets"),
-        (lambda f: shutil.rmtree(f / "train"), UsageError, "pets has no folder train; wanted"),
+        (lambda f: shutil.rmtree(f / "train"), UsageError, "pets has no folder train; it must"),
         (no_classes, UsageError, "train has no class folders"),
         (empty_class, UsageError, "bee has no images"),
         (strange_class, UsageError, "test has the class 'bee', which train does not"),

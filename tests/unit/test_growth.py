@@ -485,7 +485,7 @@ def test_compiled_model_gets_a_clear_line() -> None:
     allocator = _allocator()
     compiled = torch.compile(allocator.model, backend="eager")
     F.cross_entropy(compiled(torch.randn(4, 3, 16, 16)), torch.zeros(4).long()).backward()
-    with pytest.raises(AllocationError, match="A compiled model is not watched"):
+    with pytest.raises(AllocationError, match="Compiled models cannot be watched"):
         allocator.step(0)
 
 

@@ -928,7 +928,7 @@ def test_values_that_are_not_finite_are_refused_and_nothing_changes(where, value
         ({"opened": [-1], "source": [0]}, r"`opened` names \[-1\]"),
         ({"opened": [1], "source": [8]}, r"`source` names \[8\]"),
         ({"opened": [0], "source": [3]}, r"slots \[0\] are open already"),
-        ({"opened": [1], "source": [3, 4]}, "1 slots to re-open need as many sources, got 2"),
+        ({"opened": [1], "source": [3, 4]}, "needs one source channel, got 1 slots and 2 channels"),
         ({"opened": [1, 1], "source": [3, 4]}, "`opened` names a slot twice"),
         ({"opened": [1], "source": [3], "shift": [[0.5]]}, r"shape \(1, 2\), got \(1, 1\)"),
         ({"opened": [1], "source": [3], "shift": [[0.5, np.nan]]}, "shifts must be finite"),

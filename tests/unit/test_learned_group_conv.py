@@ -232,7 +232,7 @@ def test_models_that_are_refused():
         condense(sc.create_model("condensenet182", **SMALL))
     with pytest.raises(ValueError, match="no learned group convs to condense"):
         Condenser(nn.Linear(2, 2), total_epochs=3)
-    with pytest.raises(ValueError, match="exclude each other"):
+    with pytest.raises(ValueError, match="cannot be combined"):
         small_net(selective=True)
     with pytest.raises(TypeError, match="`densenet40` has no argument 'condense_factor'"):
         sc.create_model("densenet40", condense_factor=4)

@@ -246,7 +246,10 @@ def test_another_placement_is_a_question_of_its_own(tmp_path):
     assert "against +D+R zero+shift (select), 3 seeds: test error 19.00 % to 17.90 %" in finding
     # The row itself is compared with the paper's placement too.
     assert placed["change"] == f"{100 * (17.9 / 19 - 1):+.2f} %"
-    assert "Another placement is compared with the paper's, not with the baseline" in table.caption
+    assert (
+        "another placement are compared with the paper's placement, not with the baseline"
+        in table.caption
+    )
     # Neither select nor its other placement is among the second questions: two of them remain.
     # Differences 0, -1, -2: t^2 = 3, and with two degrees of freedom p = 1 - t / sqrt(2 + t^2).
     assert cells(table, "+S")["p"] == f"{2 * (1 - math.sqrt(3 / 5)):.4f}"
@@ -346,7 +349,7 @@ def test_a_second_run_with_the_same_settings_is_named(tmp_path):
     write_run(tmp_path / "b", method="plain", error=30.0)
     runs = collect([tmp_path]).runs
     [line] = find_duplicates(runs)
-    assert line.startswith(f"{tmp_path / 'b'}: has the settings and seed of {tmp_path / 'a'}")
+    assert line.startswith(f"{tmp_path / 'b'}: not in a table, because {tmp_path / 'a'} has")
     [group] = group_runs(runs)
     assert cells(build_table(group), "plain")["test error %, last epoch"] == "20.00"
     write_run(tmp_path / "c", method="shift", shift_weight_decay=1e-5)

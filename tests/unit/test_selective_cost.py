@@ -128,17 +128,17 @@ def test_bench_prints_a_table_for_people(capsys):
     table = capsys.readouterr().out
     assert "smallest to largest" in table
     assert "compressed, 50% of the slots closed / plain" in table
-    assert "CPU time, one thread" in table
+    assert "CPU time on one thread" in table
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["data", "--model", "densenet40"], "--model goes with `bench step`, `bench alloc`, "),
-        (["alloc", "--batch-size", "2"], "--batch-size goes with"),
-        (["step", "--compile", "--runtime", "eager"], "exclude each other"),
-        (["step", "--runtime", "onnxruntime"], "--runtime eager or compile only; got 'onnx"),
-        (["alloc", "--runtime", "compile"], "`bench alloc` goes with --runtime eager only"),
+        (["data", "--model", "densenet40"], "--model is only for `bench step`, `bench alloc`, "),
+        (["alloc", "--batch-size", "2"], "--batch-size is only for"),
+        (["step", "--compile", "--runtime", "eager"], "cannot be combined"),
+        (["step", "--runtime", "onnxruntime"], "--runtime eager or compile; got 'onnx"),
+        (["alloc", "--runtime", "compile"], "`bench alloc` accepts only --runtime eager"),
         (["infer", "--runtime", "onnx"], "one of eager, compile, onnxruntime"),
         (["step", "--model", "densenet4"], "Did you mean 'densenet40'"),
         (["step", "--model", "densenet40", "--image-size", "0"], "at least 1, got 0"),

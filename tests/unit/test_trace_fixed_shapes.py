@@ -93,8 +93,8 @@ def test_the_warning_names_module_and_condition():
     line = pools_large_maps.__code__.co_firstlineno + 2
     assert str(warning.message) == (
         f"`1` (Net) depends on shapes, in `if x.shape[-1] > 4:` (test_trace_fixed_shapes.py, line "
-        f"{line}): the model was traced for inputs of the example's shapes, and the result holds "
-        "for those alone."
+        f"{line}): the model was traced for inputs of the example's shapes, and the result is "
+        "only valid for these."
     )
 
 
@@ -121,7 +121,7 @@ def counts_examples(net, x):
 @pytest.mark.parametrize("run", [doubles_one, makes_zeros, counts_examples])
 def test_says_where_the_batch_is_fixed_too(run):
     net = net_of(run)
-    with pytest.warns(sc.SelectConvWarning, match="shapes, the size of its batch included, and"):
+    with pytest.warns(sc.SelectConvWarning, match="shapes, including its batch size, and"):
         small = sc.compress(net, X)
     torch.testing.assert_close(small(X), net(X))
 

@@ -64,11 +64,15 @@ def test_cosine_from_lr_to_zero():
         ({"method": "lgc"}, ValueError, "needs `model` condensenet182, got 'densenet40'"),
         ({"method": "slimming", "precision": "16-mixed"}, ValueError, "got '16-mixed'"),
         ({"method": "slimming", "stop_at": 0.0}, ValueError, "`stop_at` must be above 0"),
-        ({"target_macs": 0.0}, ValueError, "`target_macs` must be a part .* got 0.0"),
-        ({"target_params": 1}, ValueError, "`target_params` must be a part .* got 1"),
+        ({"target_macs": 0.0}, ValueError, "`target_macs` must be a fraction .* got 0.0"),
+        ({"target_params": 1}, ValueError, "`target_params` must be a fraction .* got 1"),
         ({"target_macs": "half"}, TypeError, "'half'"),
-        ({"target_macs": 0.5, "target_params": 0.5}, ValueError, "exclude each other"),
-        ({"target_macs": 0.5, "method": "plain"}, ValueError, "goes with .* got 'plain'"),
+        ({"target_macs": 0.5, "target_params": 0.5}, ValueError, "cannot be combined"),
+        (
+            {"target_macs": 0.5, "method": "plain"},
+            ValueError,
+            "needs one of the methods .* got 'plain'",
+        ),
         ({"group_lasso": -1.0}, ValueError, "`group_lasso` must be finite"),
         ({"epochs": 0}, ValueError, "at least 1, got 0"),
         ({"epochs": 2.5}, TypeError, "`epochs` must be a whole number, got 2.5"),
@@ -102,8 +106,10 @@ def test_every_setting_has_a_flag_and_every_recipe_a_model():
 
 def test_a_settings_help_follows_from_its_declaration():
     said = {name: describe_setting(name) for name in setting_names()}
-    assert said["seed"] == "seed of everything random (default: 0)"
-    assert said["epochs"].endswith("(default: the paper's for the model and data, else 300)")
+    assert said["seed"] == "seed of all random numbers (default: 0)"
+    assert said["epochs"].endswith(
+        "(default: the paper's value for the model and data, otherwise 300)"
+    )
     assert said["lr"].endswith("(default: 0.1)")  # from the recipes
     assert said["channels_last"].endswith("(default: true)")
     assert "default" not in said["target_macs"]

@@ -48,40 +48,41 @@ MODES = ("select", "zero", "random", "dealloc", "shift", "none")
 class ChannelAllocator:
     """De- and re-allocate the channels of a model's selective layers while it trains.
 
-    Call `step(epoch)` after each epoch. In a process group rank 0 decides and every rank ends with
-    the same allocation, so every rank must make the same calls.
+    Call `step(epoch)` after each epoch. In a process group, rank 0 decides and all ranks get the
+    same allocation, so all ranks must make the same calls.
 
     Args:
         model: a model with selective layers (`sc.convert`, `sc.create_model(selective=True)`).
-        optimizer: the optimizer that trains it, or None. For re-opened slots its per-element state
-            and the pending gradients of weight and shift are cleared; all else stays as it is.
+        optimizer: the optimizer that trains the model, or None. When a slot is re-opened, the
+            allocator clears the slot's optimizer state and the pending gradients of its weight and
+            shift. It changes nothing else in the optimizer.
         total_epochs: the length of the training.
-        gamma: the damage level of `dealloc`; "auto": solved for at each step, so that a share of
-            the slots that suits the length of the training is closed (then `grace` is at least a
-            tenth of it).
-        top_k: K, how many slots are candidates as sources.
-        max_copies: N_max; None: no cap.
-        stop_at: the part of the training in which steps act.
-        grace: the number of epochs in which a re-opened slot is not closed again; 0: the paper.
+        gamma: the largest share of any output that one step may remove. "auto": each step solves
+            for the gamma that closes a share of the slots that suits the length of the training;
+            `grace` is then at least a tenth of the training.
+        top_k: K: a re-opened slot reads what one of the K most important slots reads.
+        max_copies: N_max, the most copies of a channel. None: no limit.
+        stop_at: the first part of the training, from 0 to 1, in which steps act.
+        grace: for how many epochs a re-opened slot cannot be closed again. 0: as in the paper.
         mode: "select" (+D+R^zero+shift), "zero", "random", "dealloc", "shift" (+S) or "none".
         damage: "auto", "mean" (the paper) or "rms", as for `SelectConv2d.ecdm`.
-        seed: of the allocator's own random numbers; torch's global ones are never drawn.
-        target_macs: end at this part of the dense model's multiply-adds: gamma is solved for at
-            each step, under a budget that falls over the steps that act. In modes that re-allocate,
-            a step closes at least what `gamma` would close.
-        target_params: likewise for parameters; at most one of the two.
-        example_input: as for `sc.count`; needed with a target, and for costs in `preview`.
+        seed: seeds the allocator's own random numbers. It never draws from torch's global ones.
+        target_macs: end with this fraction of the dense model's multiply-adds. Each step solves
+            for the gamma that meets a budget, which falls from step to step. In modes that
+            re-allocate, a step closes at least what `gamma` would close.
+        target_params: the same for parameters. Give at most one of the two targets.
+        example_input: as for `sc.count`; needed for a target, and for the cost in `preview`.
         followers: copies of the model, such as an EMA of its weights, that get the same plan.
-        growth: what re-opened slots read: "importance" (the paper: one of the top K channels, at a
-            random shift), or "gradient": the channel and offset that would lower the loss most, by
-            gradients that are gathered in about thirty ordinary training steps per epoch of this
-            process; a compiled model cannot be watched.
+        growth: what re-opened slots read. "importance" (the paper): one of the top K channels, at
+            a random shift. "gradient": the channel and offset that would lower the loss most,
+            according to gradients from about thirty ordinary training steps per epoch of this
+            process. Compiled models cannot be watched.
 
     Raises:
-        TypeError, ValueError: an argument that is not accepted, or a target that cannot be reached.
-        CompressionError: a target for a model that cannot be counted.
-        AllocationError: no selective layers, an optimizer of other parameters, or followers that
-            differ from the model.
+        TypeError, ValueError: an argument is not accepted, or a target cannot be reached.
+        CompressionError: there is a target, and the model cannot be counted.
+        AllocationError: the model has no selective layers, the optimizer does not own their
+            parameters, or followers differ from the model.
 
     Example:
         >>> import selectconv as sc, torch
@@ -151,7 +152,7 @@ class ChannelAllocator:
         if isinstance(self.gamma, str):
             if self.budget is not None:
                 raise ValueError(
-                    f"`gamma` 'auto' and `{self.budget.name}` exclude each other: a target solves "
+                    f"`gamma` 'auto' and `{self.budget.name}` cannot be combined: a target solves "
                     "for gamma itself."
                 )
             level = AutoGamma(self.total_epochs, self.stop_at, reopens=self._reopens)
@@ -180,31 +181,33 @@ class ChannelAllocator:
         return self._replicas.layers
 
     def step(self, epoch: int) -> AllocationReport:
-        """De-allocate, then re-allocate, once an epoch, while `epoch < stop_at * total_epochs`.
+        """De-allocate, then re-allocate, as long as `epoch < stop_at * total_epochs`.
+
+        Call it once per epoch.
 
         Args:
-            epoch: 0-based, greater than at the last call.
+            epoch: the epoch that has ended, counted from 0; larger at each call.
 
         Returns:
-            What was done; false when nothing changed.
+            What was done. The report is false if nothing changed.
 
         Raises:
-            AllocationError: an epoch that was stepped already, NaN or infinite weights or
-                statistics, a batch norm that the model does not have any more, an optimizer whose
-                state cannot be cleared for a slot. Model and optimizer were left as they were.
-            MeanSourceError: a layer that does not know its input's mean.
+            AllocationError: the epoch was stepped already, weights or statistics are NaN or
+                infinite, a batch norm is no longer in the model, or the optimizer's state cannot
+                be cleared for a slot. Model and optimizer stay as they were.
+            MeanSourceError: a layer does not know the mean of its input.
         """
         epoch = check_count("epoch", epoch, 0)
         if epoch <= self.last_epoch:
             raise AllocationError(
                 f"`epoch` {epoch} was stepped already (the last was {self.last_epoch}): "
-                "call step once an epoch, or dealloc() and realloc() on demand."
+                "call step once per epoch, or dealloc() and realloc() on demand."
             )
         if epoch >= self.total_epochs and not self._is_overtime:
             self._is_overtime = True
             warn(
                 f"`epoch` {epoch} is past `total_epochs` {self.total_epochs} (epochs count from "
-                "0): no step acts there."
+                "0): the step does nothing."
             )
         acts = epoch < self.stop_at * self.total_epochs and self._closes
         # Shifts go on learning, and with them the cost changes: a budget is kept to the end.
@@ -221,14 +224,14 @@ class ChannelAllocator:
         return AllocationReport(epoch, plan, cost=cost, is_over=self._closes and not acts)
 
     def dealloc(self) -> AllocationReport:
-        """De-allocate now, at any time, whatever the mode; raises as `step` does.
+        """De-allocate now, at any time and in any mode; raises what `step` raises.
 
-        With `gamma="auto"` it closes as large a share of the slots as the first step that acts.
+        With `gamma="auto"` it closes the same share of the slots as the first step that acts.
         """
         return AllocationReport(None, self._act(closes=True, reopens=False, epoch=self.last_epoch))
 
     def realloc(self) -> AllocationReport:
-        """Re-allocate now, at any time, whatever the mode; raises as `step` does."""
+        """Re-allocate now, at any time and in any mode; raises what `step` raises."""
         return AllocationReport(None, self._act(closes=False, reopens=True, epoch=self.last_epoch))
 
     @overload
@@ -238,17 +241,17 @@ class ChannelAllocator:
     def preview(self, gammas: Iterable[float]) -> GammaTable: ...
 
     def preview(self, gammas: Iterable[float] | None = None) -> AllocationReport | GammaTable:
-        """Return what the next step would do if it acted, and from which gamma on it would close.
+        """Return what the next step would do if it acted, and the smallest gamma that would act.
 
-        Layers that observe their input's mean are not known before the first batch: the report
-        names them and answers for the others (with a target, which needs them all, for none).
-        Changes nothing; raises as `step` does.
+        Layers that observe the mean of their input know nothing before the first batch. The report
+        names them and answers for the other layers; with a target, which needs all layers, it
+        answers for none. Nothing is changed. Raises what `step` raises.
 
         Args:
-            gammas: compare these in place of the allocator's own: a table of the slots that a step
-                would close at each, and of the layers and the cost that this leaves (the cost:
-                where the allocator has an `example_input` and the model can be counted). `print`
-                it, or `.plot()` it.
+            gammas: compare these values instead of the allocator's own gamma. Returns a table of
+                the slots that a step would close at each, and of the layers and cost that would be
+                left. `print` it, or call `.plot()`. The cost is known if the allocator has an
+                `example_input` and the model can be counted.
         """
         if gammas is not None:
             protected = {
@@ -278,25 +281,27 @@ class ChannelAllocator:
         """Carry out a plan from a report or a log, on the model, its followers and the optimizer.
 
         Raises:
-            AllocationError: the plan does not fit the model; nothing was changed.
+            AllocationError: the plan does not fit the model. Nothing was changed.
         """
         self._do(plan, self.last_epoch)
 
     def replay(self, log: Log) -> list[AllocationReport]:
-        """Carry out a whole log, in its order, on a fresh copy of the model it was written for.
+        """Carry out all steps of a log, in order, on a fresh copy of the model of that log.
 
-        The model ends with the log's allocation, with shifts as they were drawn and without weights
-        for what was re-opened; training goes on with the epoch after the log's last.
+        The model ends with the log's allocation. Shifts are those that were drawn, not what they
+        learned later, and re-opened slots have no trained weights. Training continues with the
+        epoch after the last one in the log.
 
         Args:
-            log: the path of a run's `allocation.jsonl`, or rows as `AllocationReport.to_dict` gives
-                them. In a process group every rank needs the same.
+            log: the path of a run's `allocation.jsonl`, or rows as `AllocationReport.to_dict`
+                returns them. In a process group, all ranks need the same log.
 
         Returns:
-            A report for each row.
+            One report per row.
 
         Raises:
-            AllocationError: the log cannot be read, or does not fit the model; nothing was changed.
+            AllocationError: the log cannot be read, or does not fit the model. Nothing was
+                changed.
 
         Example:
             >>> import selectconv as sc
@@ -331,12 +336,13 @@ class ChannelAllocator:
         return state if self.budget is None else {**state, "budget": self.budget.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict()`; the model's own state is restored with the model.
+        """Restore what `state_dict()` returned; load the model's own state into the model.
 
-        The settings stay this allocator's own; a warning names those that differ.
+        This allocator keeps its own settings; a warning names those that differ.
 
         Raises:
-            AllocationError: a state of another version or architecture; nothing was changed.
+            AllocationError: the state is from another version or architecture. Nothing was
+                changed.
         """
         read = read_state(state, self.layers, has_budget=self.budget is not None)
         if self.budget is not None:

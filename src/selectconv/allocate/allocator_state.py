@@ -48,7 +48,7 @@ def read_state(
         raise AllocationError(f"`state` must have the keys {sorted(keys)}, got {got}.")
     if state["version"] != STATE_VERSION:
         raise AllocationError(
-            f"`state` has version {state['version']!r}; this one reads {STATE_VERSION}."
+            f"`state` has version {state['version']!r}; this selectconv reads {STATE_VERSION}."
         )
     try:
         # To the CPU: torch.load may have been told to map everything to another device.
@@ -71,7 +71,7 @@ def read_state(
     if sizes != own:
         different = sorted(set(sizes.items()) ^ set(own.items()))
         raise AllocationError(
-            "`state` is of another architecture: layers and slots differ at "
+            "`state` is from another architecture: layers and slots differ at "
             f"{', '.join(f'{name} ({slots})' for name, slots in different[:4])}."
         )
     return read
@@ -86,6 +86,6 @@ def warn_of_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     ]
     if changed:
         warn(
-            f"`state` is of an allocator with other settings: {'; '.join(changed)}. Training goes "
-            "on with those of this one."
+            f"`state` is from an allocator with other settings: {'; '.join(changed)}. This "
+            "allocator keeps its own."
         )

@@ -43,12 +43,13 @@ def check_targets(
     for name, value in given.items():
         if value in (0.0, 1.0):
             raise ValueError(
-                f"`{name}` must be a part of the dense model, above 0 and below 1; got {value!r}."
+                f"`{name}` must be a fraction of the dense model's cost, above 0 and below 1; "
+                f"got {value!r}."
             )
     if len(given) > 1:
         raise ValueError(
-            f"`target_macs` {target_macs!r} and `target_params` {target_params!r} exclude each "
-            "other: give one of them."
+            f"`target_macs` {target_macs!r} and `target_params` {target_params!r} cannot be "
+            "combined: give one of them."
         )
     return next(iter(given.items()), None)
 
@@ -81,7 +82,7 @@ class Budget:
         if example_input is None:
             raise ValueError(f"`{name}` needs an `example_input` to count the model with.")
         if num_steps < 1:
-            raise ValueError(f"`{name}` needs epochs to act in: `stop_at` is 0.")
+            raise ValueError(f"`{name}` needs steps that act: `stop_at` must be above 0, got 0.")
         self.name = name
         self.fraction = fraction
         self.num_steps = num_steps
@@ -96,9 +97,9 @@ class Budget:
         least = self._count({name: _least_gate(layer) for name, layer in layers.items()})
         if least > (1 + TOLERANCE) * self.target:
             raise ValueError(
-                f"`{name}` {fraction:g} cannot be reached: every layer keeps {FLOOR:.0%} of its "
-                f"slots, and other layers all theirs; the closest is {least / self.dense:.3f}. "
-                "sc.describe(model) says why other layers are plain."
+                f"`{name}` {fraction:g} cannot be reached: selective layers keep at least "
+                f"{FLOOR:.0%} of their slots, plain layers all; the closest is "
+                f"{least / self.dense:.3f}. sc.describe(model) says why layers are plain."
             )
 
     @property
@@ -186,7 +187,7 @@ class Budget:
             raise AllocationError(f"`state` is damaged: its budget is {state!r:.60}.")
         if (state["name"], state["fraction"]) != (self.name, self.fraction):
             raise AllocationError(
-                f"`state` is of a training with `{state['name']}` {state['fraction']!r}, "
+                f"`state` is from a training with `{state['name']}` {state['fraction']!r}, "
                 f"this one has `{self.name}` {self.fraction!r}."
             )
 
@@ -199,7 +200,7 @@ class Budget:
         if abs(reached - self.target) > TOLERANCE * self.target:
             warn(
                 f"`{self.name}` {self.fraction:g} was not met: {reached / self.dense:.3f} of the "
-                "dense model is as close as closing whole slots comes."
+                "dense model's cost is the closest that closing whole slots allows."
             )
         closed = queue.first(counts)
         return AllocationPlan(

@@ -36,8 +36,8 @@ class Offender:
 
     Attributes:
         slot: its number.
-        expected: the largest share of an output that it was expected to make up.
-        measured: the one that it does make up.
+        expected: its largest share of an output, as expected.
+        measured: its largest share of an output, as measured.
     """
 
     slot: int
@@ -52,12 +52,12 @@ class LayerDamage:
     Attributes:
         name: the layer's dotted name.
         source: where its E[X] comes from.
-        decides_by: "mean" or "rms", what `damage="auto"` means for this layer.
-        is_open: (I,) bool; closed slots have zero rows everywhere.
+        decides_by: what `damage="auto"` means for this layer: "mean" or "rms".
+        is_open: (I,) bool. Rows of closed slots are zero in all matrices.
         expected: (I, O), ECDM: the expected mean of what each slot adds to each output, Eq. (2).
-        measured: (I, O), the mean of what it did add, over all batches and output positions.
-        expected_rms: (I, O), as `functional.rms_damage`.
-        measured_rms: (I, O), the root mean square of what it did add.
+        measured: (I, O), the measured mean, over all batches and output positions.
+        expected_rms: (I, O), the expected root mean square (`functional.rms_damage`).
+        measured_rms: (I, O), the measured root mean square.
     """
 
     name: str
@@ -72,10 +72,10 @@ class LayerDamage:
     def shares(self, damage: str | None = None) -> tuple[Tensor, Tensor]:
         """Return each open slot's largest share of an output, expected and measured.
 
-        It is `max_j nECDM[i, j]`, what Algorithm 1 sorts by and holds against gamma.
+        The share is `max_j nECDM[i, j]`, which Algorithm 1 sorts by and compares with gamma.
 
         Args:
-            damage: "mean" or "rms"; None: what the layer decides by.
+            damage: "mean" or "rms". None: what the layer decides by.
         """
         pair = (self.expected, self.measured)
         if (damage or self.decides_by) == "rms":
@@ -105,7 +105,7 @@ class LayerDamage:
 
 
 class DamageReport(dict[str, LayerDamage]):
-    """A `LayerDamage` for each layer by its name; prints as a table.
+    """One `LayerDamage` per layer, by name; prints as a table.
 
     Attributes:
         unreached: selective layers that no batch passed through.
@@ -144,8 +144,8 @@ class DamageReport(dict[str, LayerDamage]):
         if known:
             middle = known[len(known) // 2][0]
             notes.append(
-                f"{counted(len(self), 'layer')}; rank correlation of what they decide by: "
-                f"median {middle:.2f}, lowest {known[0][0]:.2f} at {known[0][1]}"
+                f"{counted(len(self), 'layer')}; rank correlation of expected and measured "
+                f"shares: median {middle:.2f}, lowest {known[0][0]:.2f} at {known[0][1]}"
             )
         if self.unreached:
             notes.append(f"no batch passed through: {', '.join(self.unreached)}")
@@ -158,24 +158,28 @@ def observe_damage(
     *,
     forward: Callable[[nn.Module, Any], object] | None = None,
 ) -> DamageReport:
-    """Measure what closing each slot would do to its layer's output, beside what ECDM expects.
+    """Measure what closing each slot would do to its layer's output, and compare it with ECDM.
 
-    The model runs in evaluation mode without gradients; its modes are put back, nothing else
-    changes. In a process group each rank measures its own batches.
+    The model runs in evaluation mode without gradients. Its training flags are restored, and
+    nothing else changes. In a process group, each rank measures its own batches.
 
     Args:
-        model: a model with selective layers that know E[X] (an observed one: after training steps).
-        batches: any iterable of batches, such as a DataLoader. Of a tuple or list the first item is
-            the model's input; of a dict the entries that its forward has arguments for are passed.
-        forward: `forward(model, batch)` runs the model, for batches of another kind.
+        model: a model with selective layers that know E[X]. Layers that observe it need a few
+            training steps first.
+        batches: any iterable of batches, such as a DataLoader. If a batch is a tuple or list, its
+            first item is the model's input; if it is a dict, the entries that are arguments of the
+            model's forward are passed.
+        forward: for other batches, `forward(model, batch)` runs the model.
 
     Returns:
-        A dict by layer; `print` it for a table of correlations and the worst slots.
+        A dict with one `LayerDamage` per layer. `print` it for a table of correlations and the
+        worst slots.
 
     Raises:
-        AllocationError: no selective layers, no batches, or batches that the model fails on.
-        MeanSourceError: a layer that does not know its input's mean.
-        TypeError: a model or batches of another type.
+        AllocationError: the model has no selective layers, there are no batches, or the model
+            fails on one.
+        MeanSourceError: a layer does not know the mean of its input.
+        TypeError: `model` or `batches` has the wrong type.
 
     Example:
         >>> import torch
@@ -309,7 +313,7 @@ def _run(
         for module, mode in modes.items():
             module.training = mode
     if number < 0:
-        raise AllocationError("`batches` held no batch (an iterator that was used up?).")
+        raise AllocationError("`batches` contains no batch (an iterator that was used up?).")
 
 
 def _forward(model: nn.Module, batch: Any) -> object:
@@ -320,8 +324,8 @@ def _forward(model: nn.Module, batch: Any) -> object:
         inputs = {key: _to(batch[key], device) for key in batch if takes_all or key in wanted}
         if not inputs:
             raise TypeError(
-                f"of the batch's entries {sorted(map(str, batch))} none is an argument of the "
-                f"model's forward ({', '.join(wanted)}); pass `forward`."
+                f"none of the batch's entries {sorted(map(str, batch))} is an argument of the "
+                f"model's forward ({', '.join(wanted)}): pass `forward`."
             )
         return model(**inputs)
     if isinstance(batch, list | tuple):

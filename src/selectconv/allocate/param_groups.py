@@ -15,14 +15,15 @@ def param_groups(
 
     Args:
         model: any model, selective or plain.
-        weight_decay: of everything but the shifts; None: the optimizer's own.
-        shift_weight_decay: of the shifts of selective layers (supplement B.1).
+        weight_decay: weight decay of everything but the shifts. None: the optimizer's own.
+        shift_weight_decay: weight decay of the shifts of selective layers (supplement B.1).
 
     Returns:
         One group, and a second one if there are shifts.
 
     Raises:
-        TypeError, ValueError: a negative or non-finite weight decay, or nothing to train.
+        TypeError, ValueError: a weight decay is negative or not finite, or the model has nothing
+            to train.
 
     Example:
         >>> import torch

@@ -21,13 +21,13 @@ class GammaRow:
     """What a step would close at one gamma.
 
     Attributes:
-        gamma: the damage level.
-        closed: slots that the step would close.
-        layers: how many layers would close any.
-        open: slots of all layers that would stay open.
-        macs: multiply-adds of the model without the closed slots, before any is re-opened; None:
-            no example input was given, or the model cannot be counted.
-        params: parameters, likewise.
+        gamma: the gamma.
+        closed: the number of slots that the step would close.
+        layers: the number of layers that would close any.
+        open: the number of slots that would stay open, in all layers.
+        macs: multiply-adds of the model without the closed slots, before any is re-opened. None:
+            there is no example input, or the model cannot be counted.
+        params: the same for parameters.
     """
 
     gamma: float
@@ -39,11 +39,11 @@ class GammaRow:
 
 
 class GammaTable(tuple[GammaRow, ...]):
-    """The rows of `preview(gammas=...)`: prints as a table, and is one in a notebook.
+    """The rows of `preview(gammas=...)`, which print as a table and show as one in notebooks.
 
     Attributes:
-        unknown: layers that are not counted, because they have not seen any input yet.
-        uncounted: why the cost is not known although there is an example input; else empty.
+        unknown: layers that are left out because they have not seen any input yet.
+        uncounted: why the cost is not known although there is an example input; otherwise empty.
     """
 
     unknown: tuple[str, ...] = ()
@@ -56,10 +56,10 @@ class GammaTable(tuple[GammaRow, ...]):
         return html_table(self._lines(), right=range(6), note=" ".join(self._notes()))
 
     def plot(self, ax: Any = None) -> Any:
-        """Plot what stays, as shares of all slots, multiply-adds and layers, against gamma.
+        """Plot against gamma the shares of slots, multiply-adds and layers that would stay.
 
         Args:
-            ax: matplotlib axes to draw into; None: new ones.
+            ax: matplotlib axes to draw into. None: new ones.
 
         Returns:
             The axes.

@@ -156,8 +156,8 @@ class Replicas:
                     its = getattr(layer, buffer).to(own.gate.device)
                     if not torch.equal(its, getattr(own, buffer)):
                         raise AllocationError(
-                            f"`{name}`: the `{buffer}` of a follower is not the model's: an "
-                            "average must leave the allocation alone (timm: use ModelEmaV3)."
+                            f"`{name}`: the `{buffer}` of a follower differs from the model's: an "
+                            "average must not change the allocation (timm: use ModelEmaV3)."
                         )
 
     def _match(self, follower: nn.Module) -> dict[str, SelectConvNd]:

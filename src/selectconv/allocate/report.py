@@ -11,17 +11,17 @@ from selectconv.tables import counted, html_table
 
 @dataclass(frozen=True)
 class AllocationReport:
-    """What a step did, or would do: false when nothing changed.
+    """What a step did, or would do. It is false if nothing changed.
 
     Attributes:
         epoch: the epoch of a scheduled step; None for one on demand.
         plan: the plan itself, which `ChannelAllocator.apply` carries out on a copy of the model.
-        smallest_gamma: of a preview: the smallest gamma at which the next step would close a slot
-            that does something; None: no slot can be closed, or the report is not a preview.
-        unknown: of a preview: the layers that it does not answer for, because they have not seen
-            any input yet.
-        cost: of a step with a target: what part of the dense model's cost is left, in words.
-        is_over: of a scheduled step: it came after those that act, so nothing was tried.
+        smallest_gamma: in a preview, the smallest gamma at which the next step would close a slot
+            that contributes anything. None: no slot can be closed, or this is not a preview.
+        unknown: in a preview, the layers that it leaves out because they have not seen any input
+            yet.
+        cost: with a target, the share of the dense model's cost that is left, in words.
+        is_over: whether `stop_at` had passed, so that the step did not act.
 
     Example:
         >>> plan = AllocationPlan.from_dict({"conv": {"closed": [2, 5], "opened": [[2, 0, None]]}})
@@ -40,14 +40,14 @@ class AllocationReport:
     is_over: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a row of a log, which `json` can write and `ChannelAllocator.replay` can read."""
+        """Return a row of a log: `json` can write it, and `ChannelAllocator.replay` can read it."""
         return {"epoch": self.epoch, "layers": self.plan.to_dict()}
 
     def gains(self) -> dict[str, Any]:
-        """Return what growth by gradient chose from, ready for JSON; empty if it did not choose.
+        """Return what `growth="gradient"` chose from, ready for JSON; empty if it chose nothing.
 
-        For each layer `opened`, as in a log, and `gains`: by group, by channel, a gain for each of
-        the whole offsets of up to a pixel, row by row.
+        For each layer: `opened`, as in a log, and `gains[group][channel]`, one gain per offset of
+        whole pixels, up to one pixel to each side, row by row.
         """
         return {
             name: {"opened": plan.to_dict()["opened"], "gains": _round(plan.gains)}

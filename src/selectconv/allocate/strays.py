@@ -42,8 +42,8 @@ class Strays:
                 self._has_warned = True
                 warn(
                     "a copy of the model has changed since the last step, and is not among "
-                    "`followers`: if it is an average of the weights, give followers=[it], or it "
-                    "goes on averaging weights of channels that are not read any more."
+                    "`followers`: if it is an average of the weights, pass it as followers=[copy]. "
+                    "Without that it keeps averaging weights of channels that are no longer read."
                 )
                 return
 

@@ -48,7 +48,7 @@ class Watch:
                 statistics.schedule.is_over = False
             raise AllocationError(
                 'growth="gradient" has seen no backward pass since the last step: train the model '
-                "itself, in training mode, between steps. A compiled model is not watched."
+                "itself, in training mode, between steps. Compiled models cannot be watched."
             )
 
     def forget(self, plan: AllocationPlan) -> None:

@@ -25,34 +25,43 @@ _GOES_WITH = {
 
 def add_arguments(parser: Parser) -> None:
     """Add the verb's options."""
-    parser.add_argument("case", type=str, help=f"one of {', '.join(CASES)}")
     parser.add_argument(
-        "--repeats", type=Any, default=7, help="measurements of each side, in turn (default: 7)"
+        "case",
+        type=str,
+        help="step (a training step), alloc (an allocation step), infer (inference), growth (the "
+        "cost of --growth gradient) or data (the data pipeline)",
+    )
+    parser.add_argument(
+        "--repeats",
+        type=Any,
+        default=7,
+        help="how often to measure each side; the sides take turns (default: 7)",
     )
     parser.add_argument(
         "--model",
         type=str | None,
         default=None,
-        help=f"{_cases('model')}: a network, as for `selectconv train` (default: densenet40; "
-        "alloc: densenet_bc190)",
+        help=f"for {_cases('model')}: the network, as for `selectconv train` (default: "
+        "densenet40; for alloc: densenet_bc190)",
     )
     parser.add_argument(
         "--image-size",
         type=Any,
         default=None,
-        help=f"{_cases('image_size')}: height and width of the images (default: 32)",
+        help=f"for {_cases('image_size')}: height and width of the images (default: 32)",
     )
     parser.add_argument(
         "--batch-size",
         type=Any,
         default=None,
-        help=f"{_cases('batch_size')}: images per call (default: 64)",
+        help=f"for {_cases('batch_size')}: images per call (default: 64)",
     )
     parser.add_argument(
         "--runtime",
         type=str | None,
         default=None,
-        help=f"infer: one of {', '.join(RUNTIMES)}; step: eager or compile (default: eager)",
+        help=f"for infer: one of {', '.join(RUNTIMES)}; for step: eager or compile (default: "
+        "eager)",
     )
     parser.add_argument("--compile", action="store_true", help="the same as --runtime compile")
     parser.add_argument("--json", action="store_true", help="print one JSON line per case")
@@ -81,11 +90,11 @@ def _check(options: Namespace) -> None:
     if options.runtime is not None:
         check_choice("runtime", options.runtime, RUNTIMES)
         if options.compile and options.runtime != "compile":
-            raise UsageError(f"--compile and --runtime {options.runtime} exclude each other.")
+            raise UsageError(f"--compile and --runtime {options.runtime} cannot be combined.")
     runtimes = _RUNS_IN.get(options.case, RUNTIMES[:1])
     if _runtime(options) not in runtimes:
         raise UsageError(
-            f"`bench {options.case}` goes with --runtime {' or '.join(runtimes)} only; "
+            f"`bench {options.case}` accepts only --runtime {' or '.join(runtimes)}; "
             f"got {_runtime(options)!r}."
         )
     for name, cases in _GOES_WITH.items():
@@ -93,7 +102,7 @@ def _check(options: Namespace) -> None:
             continue
         if options.case not in cases:
             flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} goes with `bench {'`, `bench '.join(cases)}` only.")
+            raise UsageError(f"{flag} is only for `bench {'`, `bench '.join(cases)}`.")
         if name != "model":
             check_whole(options, name, 1)
 
@@ -127,7 +136,7 @@ def _measure(options: Namespace) -> list[dict[str, Any]]:
 
 def _table(case: str, rows: list[dict[str, Any]]) -> Table:
     """Make the table: one line per case, under a heading where a network or a layout begins."""
-    table = Table(title=f"selectconv bench {case}: CPU time, one thread, sides in turn")
+    table = Table(title=f"selectconv bench {case}: CPU time on one thread, sides take turns")
     table.add_column("case")
     for head in ("median", "smallest to largest", "n", "multiply-adds"):
         table.add_column(head, justify="right")
@@ -148,5 +157,5 @@ def _table(case: str, rows: list[dict[str, Any]]) -> Table:
             "" if macs is None else f"{macs:g} x",
         )
     path = f"selective layers run on: {rows[0]['path']}"
-    table.caption = f"x: over plain, or as the line says; {path}"
+    table.caption = f"x: times as much as plain, or as the line says; {path}"
     return table

@@ -26,7 +26,7 @@ def add_arguments(parser: Parser) -> None:
         help=f"file to write (default: DIR/{COMPRESSED})",
     )
     parser.add_argument(
-        "--best", action="store_true", help="use the weights of the lowest test error"
+        "--best", action="store_true", help="use the weights with the lowest test error"
     )
     parser.add_argument(
         "--round-to",
@@ -35,16 +35,18 @@ def add_arguments(parser: Parser) -> None:
         help="round the number of channels up to a multiple of this",
     )
     parser.add_argument(
-        "--table", action="store_true", help="measure plain, masked, compressed and ONNX models"
+        "--table",
+        action="store_true",
+        help="also measure the speed of the plain, masked, compressed and ONNX models",
     )
     parser.add_argument(
-        "--batch-size", type=Any, default=1, help="images per call, for --table (default: 1)"
+        "--batch-size", type=Any, default=1, help="for --table: images per call (default: 1)"
     )
     parser.add_argument(
         "--repeats",
         type=Any,
         default=7,
-        help="measurements of each model, in turn, for --table (default: 7)",
+        help="for --table: how often to measure each model; the models take turns (default: 7)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON line per model")
 
@@ -94,8 +96,8 @@ def run(options: Namespace) -> int:
     by_name = {row["model"]: row for row in rows}
     if by_name["compressed"]["params"] > by_name["plain"]["params"]:
         console.print(
-            "Larger than the plain network: shifts are stored as small convolutions. "
-            "For a smaller network train with --method dealloc."
+            "Larger than the plain network, because shifts are stored as small convolutions. "
+            "For a smaller network, train with --method dealloc."
         )
     if options.table:
         console.print(_held_table(model, example[:1], rows))
@@ -109,7 +111,7 @@ def _held_table(model: Any, one: Any, rows: list[dict[str, Any]]) -> Table | str
 
     held = find_held(trace_dataflow(model, one))
     if not held:
-        return "Every filter that stays is read by at least half of the layers that could."
+        return "At least half of the layers after each remaining filter read it."
     head, *lines = held_lines(held)
     table = Table(title="Filters that stay although most of the layers after them closed them")
     for name in head:
@@ -118,7 +120,7 @@ def _held_table(model: Any, one: Any, rows: list[dict[str, Any]]) -> Table | str
         table.add_row(*line)
     total = next(row["macs"] for row in rows if row["model"] == "compressed")
     macs = sum(row.macs for row in held)
-    table.caption = f"{len(held)} convs; in all {macs / total:.1%} of the multiply-adds"
+    table.caption = f"{len(held)} convs; together {macs / total:.1%} of the multiply-adds"
     return table
 
 

@@ -62,7 +62,7 @@ class Bars(Lines):
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("steps, left"),
+            TextColumn("steps, time left"),
             TimeRemainingColumn(elapsed_when_finished=True),
             console=console,
             transient=True,

@@ -14,7 +14,7 @@ def add_arguments(parser: Parser) -> None:
     """Add the verb's options."""
     parser.add_argument("dir", type=str, help="folder of the run")
     parser.add_argument(
-        "--best", action="store_true", help="use the weights of the lowest test error"
+        "--best", action="store_true", help="use the weights with the lowest test error"
     )
     parser.add_argument(
         "--holdout", action="store_true", help="test on every image that was not trained on"
@@ -48,7 +48,7 @@ def run(options: Namespace) -> int:
         raise UsageError(f"`eval` needs test images: {describe_lack(splits.info)}")
     # What was not trained on depends on the number of images that a part was drawn from.
     names = ("num_train", "shape") if options.holdout and config.subset else ("shape",)
-    check_same_images(trained.info, splits.info, *names, remedy="name them with --data-root")
+    check_same_images(trained.info, splits.info, *names, remedy="pass --data-root")
     evaluation = Evaluation(config, build_fabric(config), splits)
     evaluation.wrapped = evaluation.fabric.setup_module(trained.model)
     display = Lines(config, Console())

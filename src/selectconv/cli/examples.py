@@ -10,32 +10,35 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
             "selectconv train --data digits --gamma 0.05 --grace 1 --epochs 10",
             "a first run, about a minute",
         ),
-        ("selectconv train --data cifar10 --dry-run", "what would be done, and how long it takes"),
+        ("selectconv train --data cifar10 --dry-run", "show the plan, and how long it would take"),
         ("selectconv train --data imagefolder:photos --gamma 0.01", "your own images"),
         ("selectconv train --model timm:resnet18 --data cifar10", "another network"),
         ("selectconv train --method dealloc --target-macs 0.5", "half of the multiply-adds"),
-        ("selectconv train --out runs/first --resume", "go on with a run that was interrupted"),
+        ("selectconv train --out runs/first --resume", "continue an interrupted run"),
     ],
     "eval": [
         ("selectconv eval runs/first", "error and loss on the test images"),
-        ("selectconv eval runs/first --holdout --json", "on all images that were not trained on"),
+        ("selectconv eval runs/first --holdout", "the same on all images that were not trained on"),
     ],
     "compress": [
         ("selectconv compress runs/first", "write runs/first/compressed.safetensors"),
-        ("selectconv compress runs/first --table", "and measure it beside the plain network"),
+        (
+            "selectconv compress runs/first --table",
+            "also compare its speed with the plain network's",
+        ),
     ],
     "export": [("selectconv export runs/first --out first.onnx", "an ONNX file")],
     "report": [
         ("selectconv report runs/first", "write report.html"),
-        ("selectconv report runs --out all.html", "all runs below a folder, compared"),
+        ("selectconv report runs --out all.html", "compare all runs below a folder"),
     ],
     "reproduce": [
-        ("selectconv reproduce ablation", "minutes: does everything run here?"),
+        ("selectconv reproduce ablation", "check in a few minutes that everything runs"),
         (
             "selectconv reproduce table1 --scale full --dry-run",
-            "the paper: how long would it take?",
+            "how long the paper's runs would take",
         ),
-        ("selectconv reproduce ablation --scale reduced --jobs 2", "two runs at a time, for hours"),
+        ("selectconv reproduce ablation --scale reduced --jobs 2", "hours, two runs at a time"),
         (
             "selectconv reproduce table1 --scale reduced --only 'densenet40-cifar10-*'",
             "one row of the table",
@@ -48,8 +51,8 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
     ],
     "models": [("selectconv models", "the networks, with parameters and multiply-adds")],
     "bench": [
-        ("selectconv bench step", "a selective training step against a plain one"),
-        ("selectconv bench infer --model timm:resnet18", "an evaluation of another network"),
+        ("selectconv bench step", "compare a selective training step with a plain one"),
+        ("selectconv bench infer --model timm:resnet18", "compare inference, for another network"),
     ],
 }
 
@@ -66,8 +69,8 @@ _START = [
         "a first run, about a minute",
     ),
     ("selectconv train --help", "the settings, with examples"),
-    ("selectconv data list", "data sets; imagefolder:DIR takes your own images"),
-    ("selectconv models", "networks"),
+    ("selectconv data list", "the data sets; imagefolder:DIR is for your own images"),
+    ("selectconv models", "the networks"),
     ("selectconv --help", "all verbs"),
 ]
 

@@ -18,7 +18,7 @@ def add_arguments(parser: Parser) -> None:
         "--out", type=str | None, default=None, help=f"file to write (default: DIR/{ONNX})"
     )
     parser.add_argument(
-        "--best", action="store_true", help="use the weights of the lowest test error"
+        "--best", action="store_true", help="use the weights with the lowest test error"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON line")
 

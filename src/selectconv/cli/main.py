@@ -35,13 +35,16 @@ VERBS = {
     "eval": ("evaluate", "test a run's last (or best) weights"),
     "compress": ("compress", "write a run's network as a smaller plain model"),
     "export": ("export", "write a run's network as ONNX"),
-    "report": ("report", "write one page with the tables and figures of runs"),
-    "reproduce": ("reproduce", "carry out the runs of a table of the paper, and fill it in"),
+    "report": ("report", "write a page with tables and figures of one or more runs"),
+    "reproduce": (
+        "reproduce",
+        "run the experiments behind a table of the paper, and write the table",
+    ),
     "data": ("data", "list the data sets, or fetch one"),
-    "models": ("models", "list the networks with their sizes beside the paper's"),
+    "models": ("models", "list the networks, with their sizes and the paper's"),
     "bench": (
         "bench",
-        "measure a training step, an allocation pass, an evaluation or the data pipeline",
+        "measure the speed of training steps, allocation, inference or the data pipeline",
     ),
 }
 
@@ -89,7 +92,7 @@ def _answer(words: Sequence[str]) -> int:
         if isinstance(error, OSError) and error.errno in _BAD_NAMES:
             return complain(2, f"{error.filename} cannot be a file or folder: {error.strerror}.")
         text = f"{type(error).__name__}: {error}"
-        return complain(1, f"{text} (SELECTCONV_DEBUG=1 shows where)")
+        return complain(1, f"{text} (SELECTCONV_DEBUG=1 shows the traceback)")
 
 
 def _flush() -> None:
@@ -107,7 +110,7 @@ def _run(words: list[str]) -> int:
     """Do what the first word says."""
     if not words:
         print(show_start(), flush=True)
-        raise UsageError(f"say what to do: one of {', '.join(VERBS)}.")
+        raise UsageError(f"a verb is missing: one of {', '.join(VERBS)}.")
     first, *rest = words
     if first == "--version":
         print(f"selectconv {selectconv.__version__}")
@@ -185,6 +188,6 @@ def _describe_verbs() -> str:
             f"  {'--version':{width + 2}}show the version",
             "",
             "`selectconv VERB --help` lists the options of a verb, with examples;",
-            "`selectconv` alone says what to begin with.",
+            "`selectconv` alone shows how to begin.",
         ]
     )

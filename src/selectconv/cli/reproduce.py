@@ -37,7 +37,7 @@ def add_arguments(parser: Parser) -> None:
         "--only",
         type=str | None,
         default=None,
-        help="the runs whose names match, such as 'densenet40-cifar10-*' for one row of a table; "
+        help="only runs whose names match, such as 'densenet40-cifar10-*' for one row of a table; "
         "--dry-run lists the names (default: all)",
     )
     parser.add_argument(
@@ -47,16 +47,23 @@ def add_arguments(parser: Parser) -> None:
         help="local, or ray for a Ray cluster (default: local)",
     )
     parser.add_argument("--jobs", type=Any, default=1, help="number of runs at a time (default: 1)")
-    parser.add_argument("--gpus-per-run", type=Any, default=None, help="ray: GPUs per run")
+    parser.add_argument("--gpus-per-run", type=Any, default=None, help="for ray: GPUs per run")
     parser.add_argument(
-        "--out", type=str | None, default=None, help="folder (default: reproduce/TABLE-SCALE)"
+        "--out",
+        type=str | None,
+        default=None,
+        help="folder to write into (default: reproduce/TABLE-SCALE)",
     )
     parser.add_argument(
         "--no-run",
         action="store_true",
-        help="write the tables and the page of what is finished, and stop",
+        help="train nothing; write the tables and the page of the runs that are finished",
     )
-    parser.add_argument("--dry-run", action="store_true", help="print the grid, and stop")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="list the runs and how long they would take, and stop",
+    )
 
 
 def run(options: Namespace) -> int:
@@ -71,7 +78,7 @@ def run(options: Namespace) -> int:
     out = check_folder(default if options.out is None else options.out)
     if options.dry_run and options.no_run:
         raise UsageError(
-            "--dry-run and --no-run exclude each other: print the grid, or write the tables."
+            "--dry-run and --no-run cannot be combined: list the runs, or write the tables."
         )
     work_begins()
     console = Console(soft_wrap=True, highlight=False, markup=False)
@@ -108,7 +115,7 @@ def choose_runs(grid: Grid, pattern: str | None) -> tuple[PlannedRun, ...]:
     if not chosen:
         raise UsageError(
             f"`only` {pattern!r} matches no run of {grid.table}, {grid.scale}: names are like "
-            f"{grid.runs[0].name}, and * stands for any characters; --dry-run lists them."
+            f"{grid.runs[0].name}, and * stands for any characters; --dry-run lists the names."
         )
     return chosen
 
@@ -207,7 +214,7 @@ def _carry_out(
     try:
         launch(left, tell)
     except KeyboardInterrupt:
-        console.print("interrupted: writing the tables of what is finished")
+        console.print("interrupted: writing the tables of the finished runs")
         write_report(grid, out, problems, console)
         raise KeyboardInterrupt(
             "interrupted; the same command continues where it stopped."
@@ -217,9 +224,9 @@ def _carry_out(
     if problems:
         named = ", ".join(problems)
         raise RunError(
-            f"{len(problems)} of {len(chosen)} runs failed: {named}; the same command tries again "
-            f"what can run, and {out / LOGS} has the output. To repeat a run that is done but "
-            "damaged, delete its folder."
+            f"{len(problems)} of {len(chosen)} runs failed: {named}; their output is in "
+            f"{out / LOGS}. To try again, run the same command. To repeat a run that is done but "
+            "damaged, delete its folder first."
         )
 
 

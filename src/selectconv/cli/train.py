@@ -40,11 +40,11 @@ _SECTIONS = {
     "what people change first": ["model", "data", "method", "epochs", "gamma", "seed"],
     _RUN: ["data_root", "holdout"],
     _SELECTION: ["grace", "stop_at", "top_k", "max_copies", "damage"],
-    "a network of a set cost": ["target_macs", "target_params"],
+    "to end at a given cost": ["target_macs", "target_params"],
     "the optimizer": ["batch_size", "lr", "momentum", "weight_decay", "shift_weight_decay"],
     "smaller experiments": ["subset", "test_subset", "image_size", "model_options"],
     "the machine": ["device", "precision", "compile", "channels_last"],
-    "baselines of compression": ["group_lasso", "bn_sparsity"],
+    "compression baselines": ["group_lasso", "bn_sparsity"],
 }
 
 
@@ -85,7 +85,7 @@ def _add_of_run(section: Any) -> None:
         type=str,
         action="append",
         default=[],
-        help="YAML file with any of these settings; flags win over it",
+        help="YAML file with any of these settings; flags override it",
     )
     section.add_argument(
         "--out", type=str | None, default=None, help="folder of the run (default: runs/NAME)"
@@ -141,13 +141,13 @@ def run(options: Namespace) -> int:
     given = read_settings(options)
     if options.resume and options.overwrite:
         raise UsageError(
-            "--resume and --overwrite exclude each other: continue the run, or start again."
+            "--resume and --overwrite cannot be combined: continue the run, or start again."
         )
     config, folder = choose_run(given, options.out, resume=options.resume)
     is_first = _is_first()
     if options.resume and folder.is_finished(config.epochs):
         if is_first:
-            print(f"{folder.path} is finished already.")
+            print(f"{folder.path} is already finished.")
         return 0
     if config.device != "cuda" and config.precision == "bf16-mixed":
         # oneDNN's AMX kernels die on some CPUs; without them bfloat16 runs everywhere.
@@ -255,7 +255,8 @@ def _tell_about(folder: RunFolder) -> None:
         print(f"{folder.path} has no checkpoint yet: starting at epoch 0.", file=sys.stderr)
     elif not has_digests(folder.path):
         print(
-            f"{folder.path} has no {DIGESTS}, as version 0.1 wrote it: its files are not checked.",
+            f"{folder.path} has no {DIGESTS}, since version 0.1 wrote it: its files are not "
+            "checked.",
             file=sys.stderr,
         )
 
@@ -271,7 +272,7 @@ def stoppable() -> Iterator[None]:
         why = ", which torchrun sends when another process of the run has died"
 
     def stop(number: int, frame: object) -> None:
-        raise RunError(f"stopped by SIGTERM{why}: go on with --resume.")
+        raise RunError(f"stopped by SIGTERM{why}: continue with --resume.")
 
     before = signal.signal(signal.SIGTERM, stop)
     try:

@@ -39,32 +39,35 @@ def convert(
     min_channels: int = MIN_CHANNELS,
     realloc: str = "all",
 ) -> nn.Module:
-    """Swap a model's eligible convs for selective ones, in place; its outputs stay as they are.
+    """Replace a model's eligible convs by selective ones, in place, without changing its outputs.
 
     A conv is eligible if it is exactly a torch Conv1d, Conv2d or Conv3d with a weight of its own,
-    has at least `min_channels` inputs, is reached by the forward, is not depthwise, is not seen to
-    work on 1x1 maps only, and does not read raw input. E[X] comes from the closed form where the
-    model's graph shows batch norm -> activation -> conv, also through concatenation, dropout,
-    average pooling, upsampling, zero-padded, split and shuffled channels; everywhere else it is
-    observed in training. `sc.describe(model)` lists the outcome.
+    has at least `min_channels` inputs, is reached by the model's forward, is not depthwise, does
+    not read the model's raw input, and is not seen to work on 1x1 maps only.
+
+    E[X], the mean of a conv's input, has a closed form if the model's graph shows batch norm ->
+    activation -> conv, also through concatenation, dropout, average pooling, upsampling, and
+    zero-padded, split and shuffled channels. All other convs observe it during training.
+    `sc.describe(model)` lists the outcome.
 
     Args:
-        model: any model. Hooks, training flag, device and dtype are kept. What `torch.compile`
-            wrapped is converted inside; convert before wrapping for data parallelism.
-        example_input: a tensor, or a tuple of arguments, or a dict of keyword arguments, to see the
-            sizes of maps, which convs work on raw input, and the parts of a model that cannot be
-            traced as a whole; it runs in evaluation mode. Optional.
+        model: any model. Hooks, training flag, device and dtype are kept. A model that
+            `torch.compile` wrapped is converted inside the wrapper. Convert a model before you
+            wrap it for data parallelism.
+        example_input: a tensor, a tuple of arguments, or a dict of keyword arguments. Optional. The
+            model runs on it in evaluation mode, which shows the sizes of maps, the convs that read
+            raw input, and the parts of a model that cannot be traced as a whole.
         where: `where(name, conv)` chooses among the eligible convs.
         min_channels: convs with fewer inputs stay plain.
-        realloc: "all" convs re-allocate, only 1x1 convs do ("pointwise"), or none ("none").
+        realloc: which convs re-allocate: "all", 1x1 convs only ("pointwise"), or "none".
 
     Returns:
         The same model object.
 
     Raises:
-        ConversionError: nothing to convert, the model fails on `example_input`, or is wrapped for
-            data parallelism; the model was left as it was.
-        TypeError, ValueError: an argument that is not accepted.
+        ConversionError: there is nothing to convert, the model fails on `example_input`, or it is
+            wrapped for data parallelism. The model stays as it was.
+        TypeError, ValueError: an argument is not accepted.
 
     Example:
         >>> import torch
@@ -91,13 +94,13 @@ def convert(
     seen = {} if run is None else run.convs
     if conv_inputs.failure is not None:
         _log.info(
-            "the model cannot be traced, so means that no part of it shows are observed: %s",
+            "the model cannot be traced as a whole, so more input means are observed: %s",
             conv_inputs.failure,
         )
     chosen, refused = _choose(root, conv_inputs, seen, min_channels, where)
     if not chosen:
         if selective_layers(root):
-            warn("the model is converted already; nothing was changed.")
+            warn("the model is already converted; nothing was changed.")
             return model
         raise ConversionError(_nothing_chosen(refused))
     layers = {
@@ -222,5 +225,7 @@ def _nothing_chosen(refused: dict[str, str]) -> str:
     reasons = "; ".join(f"{name or '(model)'}: {why}" for name, why in list(refused.items())[:5])
     more = f" and {len(refused) - 5} more" if len(refused) > 5 else ""
     if any(why == "left out by `where`" for why in refused.values()):
-        return f"`where` left out every eligible conv of the {len(refused)}: {reasons}{more}."
+        return (
+            f"`where` left out every eligible conv ({len(refused)} convs in all): {reasons}{more}."
+        )
     return f"none of the {len(refused)} convs is eligible: {reasons}{more}."

@@ -30,12 +30,13 @@ class ConvRow:
     Attributes:
         name: its dotted name.
         shape: its weight's shape (O, I / groups, ...).
-        source: where E[X] comes from; None: the conv is not selective.
-        skipped: why the conv is not selective; None: it is.
-        open: open slots, re-allocated ones included.
-        closed: closed slots.
-        moved: open slots that were re-allocated.
-        smallest_gamma: the smallest gamma that would close a slot now; None: unknown, or none.
+        source: where E[X] comes from. None: the conv is not selective.
+        skipped: why the conv is not selective. None: it is selective.
+        open: the number of open slots, including re-allocated ones.
+        closed: the number of closed slots.
+        moved: the number of open slots that were re-allocated.
+        smallest_gamma: the smallest gamma that would close a slot now. None: not known, or no
+            gamma would.
     """
 
     name: str
@@ -52,9 +53,9 @@ class Description(tuple[ConvRow, ...]):
     """The rows of `describe`, which print as a table.
 
     Attributes:
-        path: how the selective layers compute in eager mode where the model is: a kernel, or
-            the reason why not.
-        held: with an example input: the filters that `compress` would keep although most of the
+        path: which kernel the selective layers use in eager mode on the model's device, or why
+            they use none.
+        held: with an example input, the filters that `compress` would keep although most of the
             layers after them closed them, the most expensive first.
     """
 
@@ -74,10 +75,10 @@ class Description(tuple[ConvRow, ...]):
         return text
 
     def plot(self, ax: Any = None) -> Any:
-        """Plot the slots of each selective conv: as they were, re-allocated, closed.
+        """Plot how many slots of each selective conv are unchanged, re-allocated and closed.
 
         Args:
-            ax: matplotlib axes to draw into; None: new ones.
+            ax: matplotlib axes to draw into. None: new ones.
 
         Returns:
             The axes.
@@ -131,15 +132,15 @@ class Description(tuple[ConvRow, ...]):
 
 
 def describe(model: nn.Module, example_input: Any = None) -> Description:
-    """List every conv of a model: its source of E[X] or why it is plain, and its allocation.
+    """List every conv of a model: its slots and where E[X] comes from, or why it is plain.
 
     Args:
-        model: plain or selective.
-        example_input: as for `compress`; None: without `held`, for which the model is traced.
+        model: a plain or selective model.
+        example_input: as for `compress`. With it the model is traced, to fill in `held`. Optional.
 
     Raises:
         CompressionError: an example was given, and the model cannot be traced.
-        TypeError, ValueError: an argument that is not accepted.
+        TypeError, ValueError: an argument is not accepted.
 
     Example:
         >>> import selectconv as sc

@@ -16,18 +16,18 @@ GROWTHS = ("importance", "gradient")
 def choose_dealloc(necdm: Tensor, gamma: float) -> Tensor:
     """Choose the slots to close (Algorithm 1).
 
-    Slots are taken in order of their largest entry `max_j nECDM[i, j]`, ties by the lower index,
-    for as long as no entry of the summed vector passes `gamma`; a sum equal to `gamma` is inside.
+    Slots are taken in the order of their largest entry `max_j nECDM[i, j]`, the lower index first
+    if two are equal, as long as no entry of the sum of their rows exceeds `gamma`.
 
     Args:
         necdm: (I, O), not negative.
-        gamma: the damage level, in [0, 1].
+        gamma: the largest share of any output that may be removed, in [0, 1].
 
     Returns:
         The chosen slots, sorted, int64; all of them if all fit.
 
     Raises:
-        TypeError, ValueError: not a floating matrix, or `gamma` outside [0, 1].
+        TypeError, ValueError: `necdm` is not a floating matrix, or `gamma` is outside [0, 1].
 
     Example:
         >>> import torch
@@ -62,15 +62,16 @@ def realloc_scores(
     Args:
         necdm: (I, O).
         index: (I,) int64, the channel that each slot reads.
-        gate: (I,) bool; None: all slots are open.
-        max_copies: N_max: a channel that more open slots than this read scores 0; None: no cap.
+        gate: (I,) bool, the open slots. None: all slots are open.
+        max_copies: N_max: slots whose channel is read by more open slots than this score 0. None:
+            no limit.
         norm: "l2", or "linf" as in the paper's footnote.
 
     Returns:
-        (I,), the norm of each row; 0 where the slot is closed or its channel is read too often.
+        (I,), the norm of each row; 0 if the slot is closed or its channel is read too often.
 
     Raises:
-        TypeError, ValueError: shapes, dtypes, cap or norm that are not accepted.
+        TypeError, ValueError: a shape, dtype, `max_copies` or `norm` is not accepted.
 
     Example:
         >>> import torch

@@ -74,10 +74,10 @@ class DamageConvNd(nn.modules.conv._ConvNd):
         return source is not None
 
     def input_mean(self) -> Tensor:
-        """Compute E of each selected input channel, (I,); 0 where the slot is closed.
+        """Compute E[X] of each selected input channel, (I,); 0 for closed slots.
 
         Raises:
-            MeanSourceError: there is no `mean_source`, or it has seen nothing yet.
+            MeanSourceError: there is no `mean_source`, or it has not seen any input yet.
         """
         return self._input_moments()[0]
 
@@ -85,16 +85,16 @@ class DamageConvNd(nn.modules.conv._ConvNd):
         """Compute the damage of closing each slot, (I, O): Eq. (2) for "mean".
 
         Args:
-            normalized: nECDM, the columns of which sum to 1.
-            damage: "mean" (the paper), "rms", or "auto": mean where the input is known not to be
-                negative, rms elsewhere.
+            normalized: True returns nECDM, whose columns sum to 1.
+            damage: "mean" (the paper), "rms", or "auto": mean if the input is known never to be
+                negative, otherwise rms.
 
         Returns:
-            A matrix whose rows of closed slots are zero.
+            The matrix. Rows of closed slots are zero.
 
         Raises:
-            MeanSourceError: there is no `mean_source`, or it has seen nothing yet.
-            ValueError: an unknown `damage`.
+            MeanSourceError: there is no `mean_source`, or it has not seen any input yet.
+            ValueError: `damage` is unknown.
         """
         check_flag("normalized", normalized)
         check_choice("damage", damage, DAMAGES)
@@ -108,14 +108,14 @@ class DamageConvNd(nn.modules.conv._ConvNd):
             return normalize_ecdm(matrix) if normalized else matrix
 
     def smallest_gamma(self, damage: str = "auto", protected: Tensor | None = None) -> float | None:
-        """Return the smallest gamma at which `dealloc` would close a slot that does something.
+        """Return the smallest gamma at which `dealloc` would close a contributing slot.
 
         Slots without any damage, such as those that were just re-opened with weights of zero, do
-        not count: every gamma closes them. None: there is no such slot, or none may be closed.
+        not count: every gamma closes them. Returns None if there is no other slot to close.
 
         Args:
             damage: as for `ecdm`.
-            protected: (I,) bool, slots that are not to be closed.
+            protected: (I,) bool, slots that must stay open.
         """
         by_group = self.gate.view(self.groups, -1)
         can_close = (by_group & (by_group.sum(dim=1, keepdim=True) > 1)).flatten()

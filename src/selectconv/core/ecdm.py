@@ -19,7 +19,7 @@ def ecdm(weight: Tensor, mean: Tensor, groups: int = 1) -> Tensor:
         (I, O); zero where slot i does not feed output j.
 
     Raises:
-        TypeError, ValueError: shapes that do not fit together.
+        TypeError, ValueError: the shapes do not fit together.
 
     Example:
         >>> import torch
@@ -34,8 +34,8 @@ def ecdm(weight: Tensor, mean: Tensor, groups: int = 1) -> Tensor:
 def rms_damage(weight: Tensor, mean: Tensor, var: Tensor, groups: int = 1) -> Tensor:
     """Compute the root mean square of what each slot adds to each output.
 
-    `sqrt(Var[X_i] * sum_k W^2 + (E[X_i] * sum_k W)^2)`, for pixels that are independent. Unlike
-    ECDM it sees kernels that sum to zero and inputs of mean zero.
+    `sqrt(Var[X_i] * sum_k W^2 + (E[X_i] * sum_k W)^2)`, assuming that pixels are independent.
+    Unlike ECDM, it also measures kernels that sum to zero and inputs of mean zero.
 
     Args:
         weight: a conv weight in torch's layout (O, I / groups, ...).
@@ -47,7 +47,7 @@ def rms_damage(weight: Tensor, mean: Tensor, var: Tensor, groups: int = 1) -> Te
         (I, O); zero where slot i does not feed output j.
 
     Raises:
-        TypeError, ValueError: shapes that do not fit together.
+        TypeError, ValueError: the shapes do not fit together.
 
     Example:
         >>> import torch
@@ -65,13 +65,13 @@ def rms_damage(weight: Tensor, mean: Tensor, var: Tensor, groups: int = 1) -> Te
 
 
 def normalize_ecdm(ecdm: Tensor) -> Tensor:
-    """Compute nECDM (Section 2.3): each output's column of absolute values, summing to 1.
+    """Compute nECDM (Section 2.3): absolute values, with each output's column summing to 1.
 
     Args:
         ecdm: (I, O). A column of zeros stays zero.
 
     Raises:
-        TypeError, ValueError: not a floating matrix.
+        TypeError, ValueError: `ecdm` is not a floating matrix.
 
     Example:
         >>> import torch

@@ -28,8 +28,9 @@ _COPY_COST = 100
 class SelectConvNd(SlottedConvNd):
     """What the three selective convolutions share; use `SelectConv1d`, `-2d` or `-3d`.
 
-    The arguments are those of torch's convs; `reallocate=False` leaves the layer without a `shift`:
-    it can close slots but not re-open them. With `groups`, a slot may read a channel of any group.
+    The arguments are those of torch's convs, plus `reallocate`. With `reallocate=False` the layer
+    has no `shift`: it can close slots, but not re-open them. With `groups`, a slot may read a
+    channel of any group.
     """
 
     _plain_type: type[nn.modules.conv._ConvNd]
@@ -68,7 +69,7 @@ class SelectConvNd(SlottedConvNd):
     ) -> Self:
         """Make a selective layer that shares the weight and the bias of a plain conv.
 
-        Hooks, training flag and everything else that is set on `conv` are taken over.
+        Hooks, training flag and all other attributes of `conv` are kept.
 
         Args:
             conv: a plain torch conv of this layer's dimension.
@@ -76,8 +77,10 @@ class SelectConvNd(SlottedConvNd):
             mean: the layer's `mean_source`.
 
         Raises:
-            TypeError: `conv` is of another type; subclasses may compute something else.
-            TypeError, ValueError: `mean` is no mean source, or does not have `conv`'s channels.
+            TypeError: `conv` has another type. Subclasses are refused, too: they may compute
+                something else.
+            TypeError, ValueError: `mean` is not a mean source, or describes another number of
+                channels than `conv` reads.
 
         Example:
             >>> import torch
@@ -91,7 +94,9 @@ class SelectConvNd(SlottedConvNd):
         if "weight" not in conv._parameters:
             raise TypeError("`conv` must own its weight, got one whose weight a hook recomputes.")
         if "forward" in vars(conv):
-            raise TypeError("`conv` must compute as its type does, got one with a patched forward.")
+            raise TypeError(
+                "`conv` must have the forward of its type, got one with a patched forward."
+            )
         check_mean_source("mean", mean, conv.in_channels)
         layer = cls.__new__(cls)
         # The dicts of hooks are shared, so that the handles that users hold still remove them.
@@ -104,7 +109,7 @@ class SelectConvNd(SlottedConvNd):
         return layer
 
     def forward(self, input: Tensor) -> Tensor:
-        """Convolve the rebuilt input; `input` itself is never written into."""
+        """Convolve the selected input; `input` itself is never written into."""
         if not self._is_input(input):
             return self._convolve(input, self.weight)  # refuses it, in torch's words
         # Convs take unbatched inputs.
@@ -158,7 +163,7 @@ class SelectConvNd(SlottedConvNd):
         return kernels.find_kernel(x) if is_here else None
 
     def select(self, x: Tensor) -> Tensor:
-        """Rebuild an input (N, I, ...) as the conv sees it: SelectChannel of Section 2.2."""
+        """Select from an input (N, I, ...) what the conv reads: SelectChannel of Section 2.2."""
         check_tensor("x", x, (None, self.in_channels, *[None] * self._num_axes))
         return self._mask(self._reroute(x))
 

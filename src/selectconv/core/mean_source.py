@@ -62,17 +62,17 @@ class ClosedForm(MeanSource, ABC):
 
 
 class BatchNormMean(ClosedForm):
-    """E[X] in closed form for an input `act(bn(.))`, under `bn(.) ~ N(bias, weight^2)` (Eq. 1).
+    """E[X] in closed form for an input `act(bn(.))`, assuming `bn(.) ~ N(bias, weight^2)` (Eq. 1).
 
-    Reads the live batch norm. It is not a module: it adds nothing to a `state_dict`, and copies and
-    pickles along with the model that holds both.
+    It reads the batch norm's current parameters. It is not a module, so it adds nothing to a
+    `state_dict`. It is copied and pickled along with the model that contains it and the batch norm.
 
     Args:
         bn: the batch norm before the conv.
         act: the activation between them: a module, an elementwise callable, or None.
 
     Raises:
-        TypeError: `bn` is not a batch norm, or `act` cannot be called.
+        TypeError: `bn` is not a batch norm, or `act` is not callable.
 
     Example:
         >>> import torch
@@ -139,7 +139,7 @@ class BatchNormMean(ClosedForm):
 
 
 class ConstantMean(ClosedForm):
-    """E[X] of channels that hold one constant, such as those that zero-padding appends.
+    """E[X] of channels that are constant, such as those that zero-padding appends.
 
     Example:
         >>> ConstantMean(0.0, num_channels=2).mean()
@@ -197,7 +197,7 @@ class _CombinedMean(ClosedForm):
 
 
 class ConcatMean(_CombinedMean):
-    """E[X] of an input that concatenates others along the channels.
+    """E[X] of an input that concatenates other inputs along the channels.
 
     Example:
         >>> ConcatMean([ConstantMean(1.0, 1), ConstantMean(0.0, 2)]).mean()
@@ -227,14 +227,14 @@ class ConcatMean(_CombinedMean):
 
 
 class SelectedMean(_CombinedMean):
-    """E[X] of an input that takes its channels from another: a split, a shuffle, a slice.
+    """E[X] of an input that takes its channels from another one: a split, a shuffle, a slice.
 
     Args:
-        part: the source of what the channels are taken from.
-        index: the channels, in their new order; one may be taken several times.
+        part: the mean source of the other input.
+        index: the channels to take, in their new order; a channel may be taken several times.
 
     Raises:
-        ValueError: no channels, or some that `part` does not have.
+        ValueError: `index` is empty, or names channels that `part` does not have.
 
     Example:
         >>> both = ConcatMean([ConstantMean(1.0, 2), ConstantMean(0.0, 2)])
@@ -271,18 +271,18 @@ class SelectedMean(_CombinedMean):
 
 
 class ObservedMean(MeanSource):
-    """E[X] and Var[X] as seen in training: running moments of the layer's input.
+    """E[X] and Var[X] as observed in training: running moments of the layer's input.
 
-    The layer that holds it keeps them in its buffers `observed_mean`, `observed_var` and
-    `observed_batches`, so they are saved and restored with the model. The first batches are
-    averaged evenly; from `1 / momentum` batches on, older ones fade exponentially.
+    The layer keeps them in its buffers `observed_mean`, `observed_var` and `observed_batches`, so
+    they are saved and restored with the model. The first `1 / momentum` batches are averaged
+    evenly; after that, older batches fade exponentially.
 
-    In a process group the batches of all ranks are pooled, so every rank holds the same moments.
-    As for `nn.SyncBatchNorm`, every rank must then run the layer equally often in training.
+    In a process group the batches of all ranks are pooled, so all ranks have the same moments. As
+    with `nn.SyncBatchNorm`, all ranks must then run the layer equally often in training.
 
     Args:
         momentum: the weight of a new batch in the long run.
-        pooled: False: each rank observes its own batches only, and no rank waits for another.
+        pooled: False lets each rank observe its own batches only, without waiting for the others.
 
     Raises:
         TypeError, ValueError: `momentum` is not in [0, 1].

@@ -42,13 +42,13 @@ def expected_relu(beta: Tensor, gamma: Tensor) -> Tensor:
 
     Args:
         beta: means, any shape.
-        gamma: standard deviations up to sign; where it is 0 the result is `max(beta, 0)`.
+        gamma: standard deviations; the sign is ignored. For 0 the result is `max(beta, 0)`.
 
     Returns:
-        The expectations, in the shape that both broadcast to and the wider dtype of the two.
+        The expectations, in the broadcast shape and the wider dtype of the two.
 
     Raises:
-        TypeError, ValueError: not floating tensors, or of shapes that do not broadcast.
+        TypeError, ValueError: an argument is not a floating tensor, or the shapes do not broadcast.
 
     Example:
         >>> import torch
@@ -87,18 +87,18 @@ def expected_square_relu(beta: Tensor, gamma: Tensor) -> Tensor:
 def expected_activation(beta: Tensor, gamma: Tensor, act: Activation | None) -> Tensor:
     """Compute `E[act(N(beta, gamma^2))]` for any elementwise activation.
 
-    ReLU takes the closed form of Eq. (1), None is the identity; all others are integrated with an
-    absolute error of at most `1e-4 * (1 + |gamma|)`, kinks included.
+    For ReLU it uses the closed form of Eq. (1). All other activations are integrated numerically,
+    with an absolute error of at most `1e-4 * (1 + |gamma|)`, even if they have kinks.
 
     Args:
         beta: means, any shape; (C,) for an `act` with parameters for each channel.
-        gamma: standard deviations up to sign; broadcasts with `beta`.
-        act: an elementwise callable or module; it sees (points, C), so a per-channel one
-            (`nn.PReLU(C)`) works too.
+        gamma: standard deviations; the sign is ignored. Broadcasts with `beta`.
+        act: an elementwise callable or module, or None for the identity. It gets a tensor
+            (points, C), so one with parameters for each channel (`nn.PReLU(C)`) works, too.
 
     Raises:
-        TypeError, ValueError: not floating tensors, or of shapes that do not broadcast, or `act` is
-            not elementwise.
+        TypeError, ValueError: an argument is not a floating tensor, the shapes do not broadcast, or
+            `act` is not elementwise.
 
     Example:
         >>> import torch

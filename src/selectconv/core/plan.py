@@ -21,15 +21,15 @@ def _empty() -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class LayerPlan:
-    """What one layer is to do: close slots, then re-open slots. All tensors are on the CPU.
+    """What to do to one layer: close slots, then re-open slots. All tensors are on the CPU.
 
     Attributes:
         closed: (A,) int64, the slots to close.
         opened: (B,) int64, the closed slots to re-open.
-        source: (B,) int64, the channels they are to read.
-        shift: (B, axes), their shifts in pixels; None: they are copied unshifted.
-        weight_seed: the seed from which R^random draws their weights; None: zeros.
-        gains: (groups, channels, offsets), what growth by gradient chose from; not part of a log.
+        source: (B,) int64, the channels that they will read.
+        shift: (B, axes), their shifts in pixels. None: no shift.
+        weight_seed: the seed from which R^random draws their weights. None: zeros.
+        gains: (groups, channels, offsets), what `growth="gradient"` chose from; not part of a log.
     """
 
     closed: Tensor = field(default_factory=_empty)
@@ -62,7 +62,8 @@ class LayerPlan:
                 )
         if len(self.source) != len(self.opened):
             raise AllocationError(
-                f"{len(self.opened)} slots to re-open need as many sources, got {len(self.source)}."
+                "each slot to re-open needs one source channel, "
+                f"got {len(self.opened)} slots and {len(self.source)} channels."
             )
         if len(self.opened) == 0:
             return
@@ -127,7 +128,7 @@ class LayerPlan:
 
 @dataclass(frozen=True, eq=False)
 class AllocationPlan:
-    """What a model is to do: a `LayerPlan` for each layer that changes, by the layer's name.
+    """What to do to a model: one `LayerPlan` per layer that changes, by the layer's name.
 
     Example:
         >>> plan = AllocationPlan.from_dict({"conv": {"closed": [2], "opened": [[2, 0, None]]}})
@@ -152,7 +153,7 @@ class AllocationPlan:
         """Read what `to_dict` wrote.
 
         Raises:
-            AllocationError: the dict is not one.
+            AllocationError: the dict is not a plan.
         """
         if not isinstance(plan, Mapping):
             raise AllocationError(f"a plan must be a dict by layer, got {type(plan).__name__}.")

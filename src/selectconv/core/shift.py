@@ -14,8 +14,8 @@ def shift2d(x: Tensor, b: Tensor) -> Tensor:
     """Shift each channel by its own offset in pixels, bilinearly (Section 2.2).
 
     `out[n, c, y, x] = sum_pq x[n, c, p, q] * max(0, 1 - |y - p + bh|) * max(0, 1 - |x - q + bw|)`:
-    the output at a pixel reads the input at that pixel plus `b`; outside the frame there are zeros.
-    Differentiable in both arguments; at whole pixels the derivative in `b` is the right-hand one.
+    the output at a pixel reads the input at that pixel plus `b`; outside the frame, it reads zeros.
+    Differentiable in both arguments; at whole pixels, the derivative in `b` is the right-hand one.
 
     Args:
         x: (N, C, H, W), any floating dtype and memory format; never written into.
@@ -25,7 +25,7 @@ def shift2d(x: Tensor, b: Tensor) -> Tensor:
         (N, C, H, W) with the dtype and the memory format of `x`.
 
     Raises:
-        TypeError, ValueError: wrong dtype or shape of `x` or `b`.
+        TypeError, ValueError: `x` or `b` has the wrong dtype or shape.
 
     Example:
         >>> import torch
@@ -42,20 +42,20 @@ def shift2d(x: Tensor, b: Tensor) -> Tensor:
 def select_channels(
     x: Tensor, gate: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | None
 ) -> Tensor:
-    """Rebuild an input channel-wise: `g_i * shift(x[index_i], b_i)` (SelectChannel, Section 2.2).
+    """Select an input's channels: `g_i * shift(x[index_i], b_i)` (SelectChannel, Section 2.2).
 
     Args:
         x: (N, C, ...) with one to three spatial axes; never written into.
-        gate: (I,) bool, g: closed slots are zero.
+        gate: (I,) bool, g: the open slots. The result is zero for the others.
         index: (I,) int64, pi: the channel that each slot reads.
-        shift: (I, number of spatial axes), b in pixels; None where nothing is shifted.
-        shifted: (I,) bool: the slots to which the shift applies; the others are copied as they are.
+        shift: (I, number of spatial axes), b in pixels. None: nothing is shifted.
+        shifted: (I,) bool: the slots that read with a shift; the others read the channel as it is.
 
     Returns:
         (N, I, ...) with the dtype and the memory format of `x`.
 
     Raises:
-        TypeError, ValueError: wrong dtype, shape or range of an argument.
+        TypeError, ValueError: an argument has the wrong dtype, shape or range.
 
     Example:
         >>> import torch

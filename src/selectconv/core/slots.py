@@ -24,12 +24,13 @@ class SlottedConvNd(DamageConvNd):
     """A conv with an allocation: the part of `SelectConvNd` that decides and keeps it.
 
     Attributes:
-        moved: (I,) bool buffer: the slot has been re-allocated.
-        shifted: (I,) bool buffer: a shift applies to the slot.
-        shift: (I, spatial axes) parameter, b: the shifts in pixels; None without re-allocation.
+        moved: (I,) bool buffer: the slots that have been re-allocated.
+        shifted: (I,) bool buffer: the slots that read with a shift.
+        shift: (I, spatial axes) parameter, b: the shifts in pixels. None: the layer does not
+            re-allocate.
         weight_std: standard deviation of the normal distribution that this layer's weights were
-            drawn from, for R^random; None: torch's own initialisation of convs.
-        statistics: what training steps tell about new slots; None: they are not watched.
+            drawn from, for R^random. None: torch's own initialisation of convs.
+        statistics: what training steps tell about new slots. None: they are not watched.
         lineage: the layers that are copies of this one.
     """
 
@@ -68,7 +69,7 @@ class SlottedConvNd(DamageConvNd):
             if low < 0 or high >= self.in_channels:
                 raise AllocationError(
                     f"`{prefix}index` names the channels {low} to {high}; the layer has 0 to "
-                    f"{self.in_channels - 1}: the state is damaged, or of another model."
+                    f"{self.in_channels - 1}: the state is damaged, or from another model."
                 )
         cast(Any, super())._load_from_state_dict(state, prefix, *args)
         self.lineage.loaded.add(self)
@@ -90,16 +91,16 @@ class SlottedConvNd(DamageConvNd):
         """Close the slots that Algorithm 1 chooses; a group's last open slot stays open.
 
         Args:
-            gamma: the damage level, in [0, 1].
+            gamma: the largest share of any output that may be removed, in [0, 1].
             damage: as for `ecdm`.
 
         Returns:
             The slots that were closed, int64.
 
         Raises:
-            AllocationError: NaN or infinite weights or statistics; nothing was changed.
-            MeanSourceError: there is no `mean_source`, or it has seen nothing yet.
-            TypeError, ValueError: an argument that is not accepted.
+            AllocationError: weights or statistics are NaN or infinite. Nothing was changed.
+            MeanSourceError: there is no `mean_source`, or it has not seen any input yet.
+            TypeError, ValueError: an argument is not accepted.
         """
         plan = self.plan(gamma=check_fraction("gamma", gamma), damage=damage)
         self.apply_plan(plan)
@@ -119,25 +120,26 @@ class SlottedConvNd(DamageConvNd):
     ) -> Tensor:
         """Re-open the closed slots on the most important channels (Algorithm 2).
 
-        It does not touch the optimizer: use `ChannelAllocator` where momentum must be cleared.
+        It does not touch the optimizer. If momentum must be cleared, use `ChannelAllocator`.
 
         Args:
-            top_k: K, how many slots are candidates as sources.
-            max_copies: N_max; None: no cap.
-            init: "zero" keeps the function; "random" is the ablation R^random.
-            use_shift: False: copies without a shift, the ablation R^zero.
+            top_k: K: a re-opened slot reads what one of the K most important slots reads.
+            max_copies: N_max, the most copies of a channel. None: no limit.
+            init: weights of re-opened slots: "zero", which changes no output, or "random", the
+                ablation R^random.
+            use_shift: False makes copies without a shift, the ablation R^zero.
             max_shift: shifts are drawn from U[-max_shift, max_shift], in pixels.
-            norm: norm of the scores: "l2", "linf".
-            generator: a CPU generator; None: torch's global one.
+            norm: the norm of the scores, "l2" or "linf".
+            generator: a CPU generator. None: torch's global one.
             damage: as for `ecdm`.
 
         Returns:
-            The slots that were re-opened, int64; empty where the layer does not re-allocate.
+            The slots that were re-opened, int64; empty if the layer does not re-allocate.
 
         Raises:
-            AllocationError: NaN or infinite weights or statistics; nothing was changed.
-            MeanSourceError: there is no `mean_source`, or it has seen nothing yet.
-            TypeError, ValueError: an argument that is not accepted.
+            AllocationError: weights or statistics are NaN or infinite. Nothing was changed.
+            MeanSourceError: there is no `mean_source`, or it has not seen any input yet.
+            TypeError, ValueError: an argument is not accepted.
         """
         rule = ReallocRule(top_k, max_copies, init, use_shift, max_shift, norm)
         plan = self.plan(rule=rule, damage=damage, generator=generator)
@@ -145,11 +147,11 @@ class SlottedConvNd(DamageConvNd):
         return plan.opened
 
     def close(self, slots: Tensor | Iterable[int]) -> None:
-        """Close these slots by hand; those that are closed already stay so.
+        """Close these slots by hand; slots that are already closed stay closed.
 
         Raises:
-            AllocationError: a slot that the layer does not have; nothing was changed.
-            TypeError: slots that are not integers.
+            AllocationError: the layer does not have one of the slots. Nothing was changed.
+            TypeError: a slot is not an integer.
         """
         is_bare = isinstance(slots, Iterable) and not hasattr(slots, "__getitem__")  # sets
         try:
@@ -181,16 +183,16 @@ class SlottedConvNd(DamageConvNd):
         """Decide what `dealloc` and then `realloc` would do; changes nothing.
 
         Args:
-            gamma: the damage level of `dealloc`; None: close nothing but `closed`.
-            rule: how to re-open; None, or a layer without `shift`: re-open nothing.
+            gamma: as for `dealloc`. None: close nothing but `closed`.
+            rule: how to re-open. None, or a layer without `shift`: re-open nothing.
             damage: as for `ecdm`.
-            protected: (I,) bool, slots that are not to be closed.
-            closed: int64, open slots that are to be closed, in place of a `gamma`.
-            generator: a CPU generator; None: torch's global one.
+            protected: (I,) bool, slots that must stay open.
+            closed: int64, open slots to close, instead of those that a `gamma` chooses.
+            generator: a CPU generator. None: torch's global one.
 
         Raises:
-            AllocationError: NaN or infinite weights or statistics.
-            MeanSourceError: there is no `mean_source`, or it has seen nothing yet.
+            AllocationError: weights or statistics are NaN or infinite.
+            MeanSourceError: there is no `mean_source`, or it has not seen any input yet.
         """
         check_choice("damage", damage, DAMAGES)
         if generator is not None and (

@@ -118,5 +118,5 @@ def check_labels(labels: Tensor, num_classes: int, where: object) -> None:
         first = int(wrong[0])
         raise DataError(
             f"{where}: image {first:,} has label {int(labels[first])}, wanted 0 to "
-            f"{num_classes - 1}; {len(wrong):,} labels are wrong: damaged, or of another set."
+            f"{num_classes - 1}; {len(wrong):,} labels are wrong: damaged, or from another set."
         )

@@ -37,32 +37,32 @@ def compress(
 ) -> fx.GraphModule:
     """Build a smaller plain model that computes what a selective one computes at inference.
 
-    Closed slots are gone, and so are the filters and batch norm entries that nobody reads without
-    them, through concatenation, addition, pooling, batch norm and activations. Re-allocated slots
-    read what a depthwise conv has shifted. What is left are standard modules and functions of
-    torch; a conv that reads some of its input's channels gathers them where that pays, else its
-    weights for the others are zero. The outputs are compared on the example before the model is
-    returned; where rounding alone makes them differ, a warning says so.
+    Closed slots are removed, and with them the filters and batch norm entries that no open slot
+    reads, through concatenation, addition, pooling, batch norm and activations. A depthwise conv
+    shifts the input of re-allocated slots. Only standard modules and functions of torch are left.
+    A conv that reads some of its input's channels gathers them if that is faster; otherwise its
+    weights for the other channels are zero. The outputs of both models are compared on the example
+    before the new model is returned; if only rounding makes them differ, a warning says so.
 
-    The new model shares nothing with the old one, which is left as it is. It is in evaluation mode
-    and has no dropout. As one graph of torch's own modules it can be trained, moved, cast, copied,
-    scripted, quantized, exported and saved (`save_compressed`).
+    The new model shares nothing with the old one, which does not change. It is in evaluation mode
+    and has no dropout. It is one graph of torch's own modules, so it can be trained, moved, cast,
+    copied, scripted, quantized, exported and saved (`save_compressed`).
 
     Args:
         model: any model that torch.fx can trace, plain or selective.
-        example_input: a tensor, a tuple of arguments or a dict of keyword arguments. Batches of
-            other sizes work as well, and other sizes of maps, if they do in the model and no shift
-            is larger than a map. A forward that depends on shapes is traced for those of the
-            example; a warning says so.
-        round_to: round numbers of channels up to multiples of it, as far as there are channels;
-            grouped convs that are not depthwise are left out. None: only those of depthwise convs
-            and of shifted slots are rounded, to multiples of 8, where that adds little; 1:
-            nothing is.
+        example_input: a tensor, a tuple of arguments or a dict of keyword arguments. The new model
+            accepts other batch sizes, and other map sizes if the model does and no shift is larger
+            than a map. A forward that depends on shapes is traced for the example's shapes, with
+            a warning.
+        round_to: round numbers of channels up to a multiple of this, as far as there are channels.
+            Grouped convs that are not depthwise are not rounded. None: round only the channels of
+            depthwise convs and of shifted slots, to multiples of 8, if that adds little. 1: round
+            nothing.
 
     Raises:
-        CompressionError: the model depends on values, cannot be traced, fails on the example, or
-            the smaller model would compute something else.
-        TypeError, ValueError: an argument that is not accepted.
+        CompressionError: the model depends on values, cannot be traced, or fails on the example,
+            or the smaller model would compute something else.
+        TypeError, ValueError: an argument is not accepted.
 
     Example:
         >>> import selectconv as sc
@@ -82,10 +82,10 @@ def compress(
     if difference is not None:
         if not _agrees_in_float64(model, example_input, round_to):
             raise CompressionError(
-                f"{difference}; a hook, or a forward that depends on values, is not seen by "
-                "tracing. The masked model still works."
+                f"{difference}; tracing does not see hooks, nor a forward that depends on values. "
+                "The masked model still works."
             )
-        warn(f"{difference}. In float64 they agree: the network magnifies rounding that much.")
+        warn(f"{difference}. In float64 they agree: the network magnifies rounding errors.")
     return small
 
 
@@ -324,8 +324,8 @@ def _find_difference(model: nn.Module, small: nn.Module, example_input: Any) -> 
             got = small(*args, **kwargs)
         except Exception as error:
             raise CompressionError(
-                f"the compressed model fails with {first_line(error)}; a hook is not seen by "
-                "tracing. The masked model still works."
+                f"the compressed model fails with {first_line(error)}; tracing does not see "
+                "hooks. The masked model still works."
             ) from error
     wants, gots = (
         [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)] for value in (want, got)

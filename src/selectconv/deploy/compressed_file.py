@@ -37,9 +37,9 @@ def save_compressed(module: nn.Module, path: str | os.PathLike[str]) -> None:
         path: the file to write.
 
     Raises:
-        CompressionError: an operation that a description cannot name, or a path that cannot be
-            written.
-        TypeError, ValueError: a module that is not a compressed model, or no path.
+        CompressionError: the model has an operation that the file format cannot express, or the
+            path cannot be written.
+        TypeError, ValueError: `module` is not a compressed model, or `path` is not a path.
 
     Example:
         >>> import tempfile
@@ -71,18 +71,18 @@ def save_compressed(module: nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 def load_compressed(path: str | os.PathLike[str]) -> fx.GraphModule:
-    """Load a compressed model; the source of the original one is not needed.
+    """Load a compressed model; the source code of the original model is not needed.
 
     Args:
-        path: a file of `save_compressed`.
+        path: a file that `save_compressed` wrote.
 
     Returns:
         The model, on the CPU and in evaluation mode.
 
     Raises:
-        CompressionError: not such a file, a damaged one, or a description that does not match its
-            weights.
-        TypeError, ValueError: no path.
+        CompressionError: the file is not a compressed model, is damaged, or its description does
+            not match its weights.
+        TypeError, ValueError: `path` is not a path.
 
     Example:
         >>> load_compressed("missing.safetensors")

@@ -28,14 +28,14 @@ _AVERAGES = (Family.AVERAGE_POOL, Family.ADAPTIVE_AVERAGE_POOL, Family.MEAN)
 
 @dataclass(frozen=True)
 class Cost:
-    """What a model costs at inference, with closed slots and what only they read left out.
+    """What a model costs at inference, without closed slots and what only they read.
 
     Attributes:
-        params: parameters, batch norm's included; those of a module that is called twice once, a
-            weight that two modules share twice, as `compress` keeps two.
-        macs: multiply-adds of convs and linears, for the whole example.
-        macs_cn: by CondenseNet's counter, which adds linear biases and one for every input element
-            of ReLU and average pooling.
+        params: parameters, including those of batch norms. A module that is called twice counts
+            once; a weight that two modules share counts twice, because `compress` keeps two.
+        macs: multiply-adds of convs and linear layers, for the whole example.
+        macs_cn: multiply-adds by CondenseNet's count, which adds the biases of linear layers and
+            one for every input element of ReLU and average pooling.
 
     Example:
         >>> count(nn.Linear(4, 2), torch.zeros(1, 4))
@@ -48,17 +48,17 @@ class Cost:
 
 
 def count(model: nn.Module, example_input: Any) -> Cost:
-    """Count what a model costs at inference: what `compress` keeps of it.
+    """Count what a model costs at inference: the parts that `compress` keeps.
 
-    Closed slots are not counted, nor are the filters and batch norm entries that nobody reads
-    without them. On a dense model `params` are all parameters and `macs` what torch's own counter
-    sees, a multiply-add for two of its operations. To count often, as the allocation changes, trace
-    once: `CostCounter`.
+    Closed slots are not counted, nor are the filters and batch norm entries that no open slot
+    reads. For a dense model, `params` are all parameters, and `macs` is half of what torch's own
+    counter of operations returns. `CostCounter` traces the model only once: use it to count often,
+    as the allocation changes.
 
     Args:
-        model: any model, plain or selective; it is left as it is.
-        example_input: a tensor, a tuple of arguments or a dict of keyword arguments; one image
-            counts one image.
+        model: any model, plain or selective. It does not change.
+        example_input: a tensor, a tuple of arguments or a dict of keyword arguments. The cost is
+            that of the whole example: pass one image for the cost of one image.
 
     Raises:
         CompressionError: the model cannot be traced, or fails on the example.
@@ -80,7 +80,7 @@ def count(model: nn.Module, example_input: Any) -> Cost:
 
 
 class CostCounter:
-    """Counts a model again and again, as its slots open and close; it is traced once.
+    """Count a model again and again, as its slots open and close, after tracing it once.
 
     Args:
         model: as for `count`.
@@ -180,7 +180,7 @@ def _elements_read(flow: Dataflow, op: Operation, layout: Layout) -> int:
 
 
 def count_params(model: nn.Module) -> int:
-    """Count a model's parameters: batch norm's included, buffers not, shared ones once.
+    """Count a model's parameters, without buffers; shared ones count once.
 
     Example:
         >>> count_params(nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8)))

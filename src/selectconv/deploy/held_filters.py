@@ -29,9 +29,9 @@ class HeldFilters:
 
     Attributes:
         name: the conv.
-        count: how many they are.
-        kept: how many filters of the conv stay in all.
-        readers: who still reads one of them, those that read most of them first.
+        count: the number of these filters.
+        kept: the number of all filters of the conv that stay.
+        readers: the layers that still read any of them, those that read most of them first.
         macs: multiply-adds of these filters, for the whole example.
     """
 

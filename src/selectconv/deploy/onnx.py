@@ -27,23 +27,23 @@ _STANDARD_DOMAINS = ("", "ai.onnx")
 
 
 def export_onnx(model: nn.Module, path: str | os.PathLike[str], example_input: Any) -> None:
-    """Write a model as ONNX: compressed, with standard operators only and batches of any size.
+    """Compress a model and write it as ONNX, with standard operators only, for any batch size.
 
-    onnxruntime runs the model on batches of 1 and 3, and the outputs are compared with PyTorch's,
-    before the file appears at `path`: whole, or not at all. Needs selectconv[onnx].
+    onnxruntime runs the model on batches of 1 and 3, and its outputs are compared with PyTorch's.
+    Only then is the file written, whole or not at all. Needs selectconv[onnx].
 
     Args:
         model: a selective or plain model, which is compressed first, or what `compress` returned.
-            It is left as it is.
+            It does not change.
         path: the file to write.
-        example_input: a tensor, a tuple of arguments or a dict of keyword arguments; the first axis
+        example_input: a tensor, a tuple of arguments or a dict of keyword arguments. The first axis
             of every tensor is the batch.
 
     Raises:
-        CompressionError: a selective model that cannot be compressed.
+        CompressionError: a selective model cannot be compressed.
         ExportError: a package of selectconv[onnx] is missing, the path cannot be written, the model
             cannot be expressed in ONNX, or the outputs differ.
-        TypeError, ValueError: an argument that is not accepted.
+        TypeError, ValueError: an argument is not accepted.
 
     Example:
         >>> import tempfile
@@ -59,7 +59,7 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], example_input: A
         raise ExportError(f"{target} cannot be written: there is no folder {target.parent}.")
     if target.is_dir() or not os.access(target.parent, os.W_OK):
         raise ExportError(
-            f"{target} cannot be written: not a file in a folder that can be written."
+            f"{target} cannot be written: it must be a regular file in a writable folder."
         )
     plain = _as_plain(model, example_input)
     with _quiet():
@@ -143,7 +143,7 @@ def _export(plain: nn.Module, example_input: Any) -> bytes:
     foreign = {node.domain for node in proto.graph.node} - set(_STANDARD_DOMAINS)
     if foreign or proto.functions:
         raise ExportError(
-            f"the model needs operators of {sorted(foreign)}, not standard ones only."
+            f"the model needs operators that are not standard, from {sorted(foreign)}."
         )
     return content
 

@@ -28,23 +28,23 @@ class ChannelAllocation(Callback):
     the optimizer that trains it, steps it on every rank, logs `selectconv/moved` and
     `selectconv/closed`, and saves and restores its state with Lightning's checkpoints.
 
-    A checkpoint that Lightning writes during validation is from before the epoch's step; a training
-    that goes on from it makes up for the step before its next epoch.
+    A checkpoint that Lightning writes during validation does not contain the epoch's step. A
+    training that continues from it takes this step before its next epoch.
 
     Args:
-        total_epochs: the length of the training; None: the trainer's `max_epochs`.
+        total_epochs: the length of the training. None: the trainer's `max_epochs`.
         log: whether to log the numbers of moved and closed slots.
         followers: copies of the `LightningModule` that get the same plan.
-        options: the other options of `ChannelAllocator`: gamma, top_k, stop_at, grace, mode, ...;
-            a target (`target_macs`) counts the `LightningModule`'s own `forward`.
+        options: the other options of `ChannelAllocator`: gamma, top_k, stop_at, grace, mode, ...
+            A target (`target_macs`) counts the `LightningModule`'s own `forward`.
 
     Attributes:
         allocator: the allocator, once the training has begun.
         reports: what this process's steps changed, in order; `report.to_dict()` is a row of a log.
 
     Raises:
-        AllocationError: no selective layers, an optimizer of other parameters, a trainer without
-            `max_epochs`; when the training begins.
+        AllocationError: when the training begins: there are no selective layers, the optimizer
+            does not own their parameters, or the trainer has no `max_epochs`.
 
     Example:
         >>> callback = ChannelAllocation(gamma=0.05, grace=2)

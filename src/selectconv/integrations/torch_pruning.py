@@ -37,17 +37,17 @@ _UNBATCHED = ("UnsqueezeBackward", "ConvolutionBackward", "SqueezeBackward")
 class ECDMImportance(torch_pruning.importance.Importance):  # type: ignore[misc]
     """Score channels by the expected damage of removing them, without data.
 
-    E[X] of what a layer reads is followed through Torch-Pruning's own graph: batch norm says mean
-    and variance, activations are integrated, sums add up, convs and linears pass on what they
-    read; the model's input is taken to be normalised, and any Hardtanh for a ReLU6, which
-    Torch-Pruning does not tell apart. A reader whose input cannot be followed is
-    left out; a group without any other has no score, and Torch-Pruning leaves it alone.
+    The mean E[X] of a layer's input is followed through Torch-Pruning's own graph: batch norms give
+    mean and variance, activations are integrated, sums are added, convs and linear layers pass on
+    what they read. The model's input is assumed to be normalised, and any Hardtanh to be a ReLU6,
+    since Torch-Pruning does not tell them apart. Readers whose input cannot be followed are left
+    out; a group without other readers has no score, and Torch-Pruning does not prune it.
 
     Args:
         damage: "mean" (the paper's Eq. (2)) or "rms", which also sees inputs of mean zero.
 
     Raises:
-        ValueError: an unknown `damage`.
+        ValueError: `damage` is unknown.
 
     Example:
         >>> import torch_pruning as tp

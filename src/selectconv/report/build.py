@@ -36,8 +36,8 @@ from selectconv.zoo.registry import PLACEMENTS
 
 _NUM_IMAGES = 512  # test images for the histograms of hidden inputs
 _LEAD = (
-    "Runs of selectconv, the method of Training CNNs with Selective Allocation of Channels (Jeong "
-    "and Shin, ICML 2019). Every number comes from the runs' own files."
+    "Runs of selectconv, which implements Training CNNs with Selective Allocation of Channels "
+    "(Jeong and Shin, ICML 2019). Every number comes from the runs' own files."
 )
 
 Missing = Iterable[tuple[str, Mapping[str, Any], str]]
@@ -118,7 +118,7 @@ def _plan_close_look(run: Run, name: str) -> list[tuple[str, Callable[[], Figure
         plans.append(("A de-allocated channel", lambda: draw_pair(run, trained, f"{name}-pair")))
         plans.append(("Channels most often moved", lambda: draw_top(run, trained, f"{name}-top")))
     else:
-        problem = "It selects before the norm: there are no maps of channels after it."
+        problem = "The network selects before the norm, so there are no maps of channels after it."
         unmapped = Figure("Not drawn: feature maps", describe(run), problem=problem)
         plans.append(("", lambda: unmapped))
     plans.append(("Damage", lambda: draw_damage(run, trained, f"{name}-damage")))

@@ -192,8 +192,8 @@ def _trace(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx
     graph, keeps_batch = _trace_example(root, args, kwargs)
     warn(
         f"{place}: the model was traced for inputs of the example's shapes"
-        f"{'' if keeps_batch else ', the size of its batch included'}, and the result holds for "
-        "those alone."
+        f"{'' if keeps_batch else ', including its batch size'}, and the result is only valid for "
+        "these."
     )
     return _without(graph, settled, args, kwargs)
 

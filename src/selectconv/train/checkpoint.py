@@ -94,8 +94,8 @@ def _offer(previous: Path) -> str:
             pass
         else:
             return (
-                f"The one before it, of epoch {epoch}, is whole: rename {previous.name} to "
-                "last.ckpt and --resume."
+                f"The one before it, of epoch {epoch}, is intact: rename {previous.name} to "
+                "last.ckpt, then --resume."
             )
     return "Start again with --overwrite."
 
@@ -174,8 +174,8 @@ def fit_shapes(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             )
             if not is_narrower or type(module) not in (nn.Conv2d, nn.BatchNorm2d, nn.Linear):
                 raise RunError(
-                    f"`{name}.{key}` of shape {tuple(stored.shape)} is not that of a slimmed copy "
-                    f"of the network, which has {tuple(tensor.shape)}."
+                    f"`{name}.{key}` has shape {tuple(stored.shape)}, which slimming cannot make "
+                    f"of the network's {tuple(tensor.shape)}."
                 )
             narrowed.append((module, key, torch.empty_like(stored, device=tensor.device)))
     for module, key, tensor in narrowed:

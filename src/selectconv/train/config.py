@@ -42,28 +42,29 @@ class TrainConfig:
     """All that is needed to repeat a run; `selectconv train --help` explains the settings."""
 
     model: str = setting(
-        "a network of `selectconv models`, timm:NAME, or package.module:function, which is called "
-        "with num_classes and in_channels",
+        "the network: a name from `selectconv models`, timm:NAME, or package.module:function, "
+        "a function that is called with num_classes and in_channels",
         model_name,
         group="task",
         default="densenet40",
     )
     model_options: dict[str, Any] = setting(  # noqa: RUF009 - makes a field
-        "options of the network, such as '{growth_rate: 8, units: [3, 3, 3]}'; for a network from "
-        "outside the zoo also `realloc` and `min_channels` of `sc.convert`",
+        "options of the network, such as '{growth_rate: 8, units: [3, 3, 3]}'; for networks that "
+        "are not from `selectconv models`, also `realloc` and `min_channels` of `sc.convert`",
         instance(dict, "a mapping such as {growth_rate: 8}"),
         group="task",
         default={},
     )
     data: str = setting(
-        "data set (`selectconv data list` lists them), or imagefolder:DIR for your own images: "
-        "DIR has train/ and test/, each with one folder per class",
+        "the data set: a name from `selectconv data list`, or imagefolder:DIR for your own images, "
+        "where DIR has train/ and test/, each with one folder per class",
         dataset_name,
         group="task",
         default="cifar10",
     )
     method: str = setting(
-        f"one of {', '.join(METHODS)}",
+        f"one of {', '.join(METHODS)}; select is the paper's method, dealloc only closes channels, "
+        "plain changes nothing",
         choice(METHODS.keys),
         group="aside",
         default="select",
@@ -71,7 +72,7 @@ class TrainConfig:
     epochs: int = setting("number of passes over the training set", whole(1))
     batch_size: int = setting("images per step, over all processes", whole(1))
     lr: float = setting(
-        "learning rate at the start of the cosine, which ends at 0",
+        "learning rate at the start; it falls to 0 along a cosine",
         check_non_negative,
         group="tuning",
     )
@@ -83,7 +84,8 @@ class TrainConfig:
         "weight decay of the shifts", check_non_negative, group="selection"
     )
     gamma: float | str = setting(
-        "damage level of de-allocation, or auto: solved for at each step",
+        "largest share of any of a layer's outputs that one step may remove, from 0 to 1, or auto "
+        "to let each step choose it",
         check_gamma,
         group="selection",
     )
@@ -93,13 +95,13 @@ class TrainConfig:
         group="selection",
     )
     max_copies: int | None = setting(
-        "N_max: most copies of a channel, or none for no limit",
+        "N_max: largest number of copies of a channel, or none for no limit",
         optional(whole(1, "a whole number or none")),
         group="selection",
         none_word="none",
     )
     stop_at: float = setting(
-        "channels are de- and re-allocated in this first part of the training, from 0 to 1",
+        "first part of the training in which channels are de- and re-allocated, from 0 to 1",
         check_fraction,
         group="selection",
     )
@@ -116,8 +118,8 @@ class TrainConfig:
         default="auto",
     )
     growth: str = setting(
-        "what re-opened slots read: importance (the paper's rule) or gradient (what would "
-        "lower the loss most)",
+        "how to choose what re-opened slots read: importance (the paper's rule) or gradient "
+        "(what would lower the loss most)",
         choice(growth_names),
         group="selection",
         default="importance",
@@ -131,29 +133,30 @@ class TrainConfig:
         came_later=True,
     )
     target_params: float | None = setting(
-        "parameters to end at, as a fraction of the dense network's, such as 0.5; only one target",
+        "parameters to end at, as a fraction of the dense network's, such as 0.5; not together "
+        "with --target-macs",
         optional(check_fraction),
         group="selection",
         default=None,
         came_later=True,
     )
     group_lasso: float = setting(
-        "lgc: strength of the group lasso",
+        "for lgc: strength of the group lasso",
         check_non_negative,
         group="selection",
         default=0.0,  # CondenseNet's recipe for CIFAR has none; its recipe for ImageNet has 1e-5
         came_later=True,
     )
     bn_sparsity: float = setting(
-        "slimming: strength of the L1 penalty on batch norm's scales",
+        "for slimming: strength of the L1 penalty on batch norm's scales",
         check_non_negative,
         group="selection",
         default=1e-5,  # network slimming's value for ResNet and DenseNet
         came_later=True,
     )
-    seed: int = setting("seed of everything random", seeds, group="aside", default=0)
+    seed: int = setting("seed of all random numbers", seeds, group="aside", default=0)
     data_root: str | None = setting(
-        "folder of the data set; nothing else is searched",
+        "folder of the data set; no other folder is searched",
         optional(instance(str, "a folder")),
         group="aside",
         default=None,
@@ -165,23 +168,29 @@ class TrainConfig:
         "test on this many images (default: all)", optional(whole(1)), default=None
     )
     image_size: int | None = setting(
-        "shrink the images to this height and width (imagefolder: resize; default: the first "
-        "image's, at most 224)",
+        "shrink the images to this height and width; your own images are resized to it (default: "
+        "the size of the first one, at most 224)",
         optional(whole(1)),
         default=None,
     )
     holdout: bool = setting(
-        "after the last epoch, test on every image that was not trained on: holdout.json",
+        "after the last epoch, test on every image that was not trained on; writes holdout.json",
         truth,
         group="aside",
         default=False,
         came_later=True,
     )
     device: str = setting(
-        ", ".join(DEVICES), choice(lambda: DEVICES), group="aside", default="auto"
+        f"one of {', '.join(DEVICES)}",
+        choice(lambda: DEVICES),
+        group="aside",
+        default="auto",
     )
     precision: str = setting(
-        ", ".join(PRECISIONS), choice(lambda: PRECISIONS), group="aside", default="32-true"
+        f"one of {', '.join(PRECISIONS)}",
+        choice(lambda: PRECISIONS),
+        group="aside",
+        default="32-true",
     )
     compile: bool = setting(
         "run the network through torch.compile", truth, group="aside", default=False
@@ -215,12 +224,12 @@ class TrainConfig:
         method = self.method_info
         target = check_targets(self.target_macs, self.target_params)
         if self.gamma == "auto" and target:
-            raise ValueError(f"`gamma` auto and `{target[0]}` exclude each other: give one.")
+            raise ValueError(f"`gamma` auto and `{target[0]}` cannot be combined: give one.")
         if self.growth == "gradient" and self.compile and "growth" in method.uses:
-            raise ValueError("`growth` gradient and `compile` exclude each other: give one.")
+            raise ValueError("`growth` gradient and `compile` cannot be combined: give one.")
         if target and not method.has_target:
             able = ", ".join(other.name for other in METHODS.values() if other.has_target)
-            raise ValueError(f"`{target[0]}` goes with the methods {able}; got {self.method!r}.")
+            raise ValueError(f"`{target[0]}` needs one of the methods {able}; got {self.method!r}.")
         if method.needs_model not in (None, self.model):
             raise ValueError(
                 f"`method` {method.name} needs `model` {method.needs_model}, got {self.model!r}."
@@ -232,7 +241,8 @@ class TrainConfig:
             )
         if method.cuts and self.stop_at == 0:
             raise ValueError(
-                f"`stop_at` must be above 0 for {method.name}, which cuts channels then; got 0."
+                f"`stop_at` must be above 0 for {method.name}, which cuts channels at that point; "
+                "got 0."
             )
 
     @property
@@ -305,7 +315,7 @@ def describe_setting(name: str) -> str:
     shown = f"{default:g}" if isinstance(default, float) else str(default)
     shown = shown.lower() if isinstance(default, bool) else shown
     if any(name in part for key in ("data", "model") for part in recipes[key].values()):
-        shown = f"the paper's for the model and data, else {shown}"
+        shown = f"the paper's value for the model and data, otherwise {shown}"
     return f"{declared_settings()[name].help} (default: {shown})"
 
 

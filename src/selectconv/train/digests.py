@@ -149,6 +149,5 @@ def _read(folder: Path) -> dict[str, list[str]]:
         return known
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise RunError(
-            f"{path} is damaged: {error}; without it the run's files are not checked: delete it to "
-            "use them as they are."
+            f"{path} is damaged: {error}; delete it to use the run's files without checking them."
         ) from error

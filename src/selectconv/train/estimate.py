@@ -59,13 +59,13 @@ def announce(config: TrainConfig, folder: Path, console: Console) -> None:
         and where_to_look(config.data, config.data_root)
         and find_dataset(config.data, config.data_root) is None
     ):
-        table.add_row("", "not found on this machine: it is fetched, or a line says what to do")
+        table.add_row("", "not found on this machine: the run fetches it, or says what to do")
     table.add_row("method", describe_method(config))
     steps = -(-train_images // config.batch_size)
     table.add_row(
         "training",
-        f"{counted(config.epochs, 'epoch')} of {counted(steps, 'step')} of {config.batch_size}, "
-        f"lr {config.lr}",
+        f"{counted(config.epochs, 'epoch')} of {counted(steps, 'step')} of "
+        f"{counted(config.batch_size, 'image')}, lr {config.lr}",
     )
     threads = torch.get_num_threads()
     words = counted(threads, "thread")
@@ -94,7 +94,7 @@ def describe_method(config: TrainConfig) -> str:
         goal = f"to {config.target_params:.1%} of the parameters"
     words = config.method_info.words.format(goal=goal, part=part)
     if config.growth == "gradient" and config.method_info.moves:
-        words += "; channels and offsets chosen by the loss's gradient"
+        words += "; gradients of the loss choose channels and offsets"
     return f"{config.method}: {words}"
 
 

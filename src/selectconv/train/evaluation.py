@@ -49,8 +49,8 @@ class Evaluation:
         self.fabric = fabric
         if config.batch_size % fabric.world_size:
             raise ValueError(
-                f"`batch_size` {config.batch_size} must be a multiple of the {fabric.world_size} "
-                "processes: each takes an equal part of every batch."
+                f"`batch_size` {config.batch_size} must be a multiple of {fabric.world_size}, the "
+                "number of processes: each takes an equal part of every batch."
             )
         self.splits = splits
         self.test_loader: Loader | None = None

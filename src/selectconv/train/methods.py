@@ -183,7 +183,7 @@ METHODS = {
         _allocating(
             "random",
             "+D+R random",
-            "de-allocation, re-allocation without shifts, weights drawn anew",
+            "de-allocation, re-allocation without shifts and with random weights",
             "#b58a2a",
             rank=3,
         ),
@@ -216,8 +216,8 @@ METHODS = {
         MethodInfo(
             name="slimming",
             paper_name="slimming",
-            words="sparse batch norm scales, then their channels cut by Torch-Pruning; "
-            "{goal}, after {part}",
+            words="a penalty makes batch norm scales small, then Torch-Pruning cuts their "
+            "channels; {goal}, after {part}",
             colour="#5f9ea0",
             rank=7,
             run_by="selectconv.train.slimming:Slimmer",

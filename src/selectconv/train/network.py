@@ -74,7 +74,7 @@ def load_run(path: str | Path, *, best: bool = False) -> TrainedRun:
         RunError: the weights are damaged, or those of another network.
     """
     if not str(path):
-        raise UsageError("the folder of a run is missing: its name is empty.")
+        raise UsageError("`dir` must be the folder of a run, got an empty name.")
     folder = RunFolder(path)
     try:
         config = resolve(folder.read_config())
@@ -85,7 +85,7 @@ def load_run(path: str | Path, *, best: bool = False) -> TrainedRun:
     if not weights.exists():
         why = "the run has not finished an epoch yet."
         if best and (folder / LAST).exists():
-            why = "without test images no epoch is the best; leave out --best."
+            why = "a run without test images has no best epoch; leave out --best."
         raise UsageError(f"there is no {weights}: {why}")
     return TrainedRun(config, info, weights, load_network(config, info, weights))
 
@@ -149,8 +149,8 @@ def check_network(config: TrainConfig, info: DatasetInfo) -> None:
         model = _build_outside(config, info)
         if selective_layers(model):
             raise ValueError(
-                f"`model` {config.model!r} must return a plain network, which is then converted as "
-                "`method` needs it; it has selective layers already: leave out sc.convert."
+                f"`model` {config.model!r} must return a plain network, got one with selective "
+                "layers: leave out sc.convert, since `method` decides what is converted."
             )
         for training in (False, True):
             _check_answer(_run(model.train(training), config, info), config, info)

@@ -31,7 +31,7 @@ def condensenet182(
         if options.selection is not None:
             raise ValueError(
                 "`condense_factor` is for the plain network: learned groups and selective convs "
-                "exclude each other."
+                "cannot be combined."
             )
         for unit in model.modules():
             if isinstance(unit, DenseUnit):

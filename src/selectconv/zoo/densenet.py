@@ -69,7 +69,7 @@ class DenseNet(Network):
         if not units or len(growth_rates) != len(units):
             raise ValueError(
                 "`growth_rates` and `units` must be equally long and not empty, "
-                f"got {len(growth_rates)} and {len(units)} of them."
+                f"got lengths {len(growth_rates)} and {len(units)}."
             )
         selection = options.selection
         width = 2 * check_count("growth_rate", growth_rates[0], 1)

@@ -85,22 +85,22 @@ def create_model(
         name: one of `list_models()`.
         num_classes: outputs of the classifier.
         in_channels: channels of the images.
-        stem: "cifar" (32x32 and smaller), "tiny" (the same with a doubled first stride), "imagenet"
-            (7x7 of stride 2, then max pooling); None: the model's own.
-        selective: build it with selective convs; the first conv stays plain.
+        stem: the first layers: "cifar" (32x32 and smaller), "tiny" (the same with a doubled first
+            stride) or "imagenet" (7x7 of stride 2, then max pooling). None: the model's own.
+        selective: whether to use selective convs. The first conv stays plain.
         realloc: which selective convs re-allocate: 1x1 convs only ("pointwise", as the authors ran
-            it), "all" of them (as the paper's text says), or "none" (compression). With "all" the
-            grouped convs of ResNeXt and CondenseNet are selective too; else they are plain. With
-            "pointwise-only" 1x1 convs re-allocate and all others are plain: for a large gamma,
-            which would close more and more slots of convs that never re-open them.
+            it), "all" (as the paper's text says), or "none" (for compression). With "all", the
+            grouped convs of ResNeXt and CondenseNet are selective, too; otherwise they are plain.
+            With "pointwise-only", 1x1 convs re-allocate and all others are plain; use it with a
+            large gamma, which would close more and more slots of convs that cannot re-open them.
         placement: where convs that re-allocate select: from their "input", after BN and ReLU (the
-            paper), or "before-norm" with a BN entry for each slot (the authors' code): to compare
-            them. The latter cannot be compressed, counted or exported.
+            paper), or "before-norm", with a BN entry for each slot (the authors' code, for
+            comparison). Models of the latter kind cannot be compressed, counted or exported.
         **kw: passed to the model's builder, such as `growth_rate` and `units` of DenseNets, `width`
             and `blocks` of ResNets.
 
     Raises:
-        TypeError, ValueError: an argument that is not accepted.
+        TypeError, ValueError: an argument is not accepted.
 
     Example:
         >>> model = create_model("densenet40")

@@ -44,8 +44,8 @@ def open_image(path: Path, size: tuple[int, int] | None = None, *, channels: int
                 )
             if channels == 1 and image.mode not in _GRAY:
                 raise DataError(
-                    f"{path} is in colour, and the first training image is grayscale: save them "
-                    "all in one way."
+                    f"{path} is in colour, but the first training image is grayscale: save all "
+                    "images in the same mode."
                 )
             return image.convert("L" if channels == 1 else "RGB")
     # Damaged files raise whatever the decoder stumbles over.

@@ -78,7 +78,7 @@ def describe_images(name: str, folder: Path, image_size: int | None) -> DatasetI
         if not folder.is_dir():
             problem = f"there is no folder {folder} (--data-root says where to look)"
         raise UsageError(
-            f"`data`: {problem}; wanted is a folder with {TRAIN}/ and {TEST}/, each with one "
+            f"`data`: {problem}; it must be a folder with {TRAIN}/ and {TEST}/, each with one "
             "folder of images per class."
         )
     classes = list_classes(train_folder)

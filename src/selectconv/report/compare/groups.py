@@ -266,7 +266,8 @@ def find_duplicates(runs: Iterable[Run]) -> list[str]:
         key = (*keys_of(run.config.to_dict()), run.config.seed)
         if seen.setdefault(key, run) is not run:
             lines.append(
-                f"{run.path}: has the settings and seed of {seen[key].path}, which is in a table."
+                f"{run.path}: not in a table, because {seen[key].path} has the same settings and "
+                "seed."
             )
     return lines
 

@@ -141,12 +141,12 @@ def _write_caption(group: Group, answers: Mapping[RowKey, Answer], scale: str, t
         runs = [run for row in group.rows.values() for run in row.runs.values()]
         images = max(run.holdout["images"] for run in runs if run.holdout is not None)
         words.append(
-            f"Held-out: the last weights on the {images:,} images that were not trained on; "
-            "change and p are of it."
+            f"Held-out: the last weights, tested on the {images:,} images that were not trained "
+            "on; change and p refer to these."
         )
     words.append(
-        "Test error: of the last epoch; the best epoch was chosen on the test set. Change: of the "
-        "mean over common seeds, relative to the baseline's."
+        "Test error: that of the last epoch; the best epoch was chosen on the test set. Change: "
+        "that of the mean over common seeds, relative to the baseline."
     )
     if group.margin is not None:
         words.append(
@@ -155,15 +155,22 @@ def _write_caption(group: Group, answers: Mapping[RowKey, Answer], scale: str, t
         )
     words.append(test or "p: two-sided paired t-test, paired by seed.")
     if any(found.is_corrected for found in answers.values()):
-        words.append("p of the second questions is Holm's.")
+        words.append("Where the findings say so, p is after Holm's correction.")
     if any(key.placement != PAPERS_PLACEMENT for key in group.rows):
-        words.append("Another placement is compared with the paper's, not with the baseline.")
+        words.append(
+            "Runs with another placement are compared with the paper's placement, not with the "
+            "baseline."
+        )
     names = dict.fromkeys(key.method for key in sorted(group.rows))
     methods = [METHODS[name] for name in names if name in METHODS]
-    signs = [f"{info.paper_name}: {info.words}" for info in methods if info.paper_name[0] == "+"]
+    signs = [
+        f"{info.paper_name}: {info.words.partition('; {goal}')[0]}"  # rows have their own goals
+        for info in methods
+        if info.paper_name[0] == "+"
+    ]
     if signs:
         words.append(f"Methods: {'; '.join(signs)}.")
-    words.append("Paper: quoted as printed, for its own networks, images and epochs.")
+    words.append("Paper: its numbers, quoted as printed, for its own networks, images and epochs.")
     return " ".join(words)
 
 

@@ -56,9 +56,9 @@ def draw_history(run: Run, name: str) -> Figure:
     ]
     return Figure(
         title,
-        f"{describe(run)}. Point at a layer or a slot (or use the arrow keys): columns are slots, "
-        "lines are epochs; grey reads its own channel, empty is closed, magenta is re-allocated. "
-        "Each line shows the end of its epoch, after the allocation step.",
+        f"{describe(run)}. Point at a layer or a slot (or use the arrow keys). Columns are slots, "
+        "rows are epochs. A grey slot reads its own channel, an empty one is closed, a magenta one "
+        "is re-allocated. Each row shows the end of its epoch, after the allocation step.",
         render("slots.html", name=name, layers=slots),
     )
 

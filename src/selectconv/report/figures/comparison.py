@@ -39,8 +39,8 @@ def draw_pairs(group: Group, name: str) -> Figure | None:
     counts = ", ".join(f"{row.short_name} {len(differences)}" for row, differences in pairs)
     return Figure(
         "Paired differences by seed",
-        f"{group.title}. One dot per seed, to the left of the line where the method is better; the "
-        f"bar is their mean. Pairs: {counts}.",
+        f"{group.title}. One dot per seed; dots to the left of the line mean that the method is "
+        f"better. The bar is their mean. Pairs: {counts}.",
         body,
     )
 
@@ -92,7 +92,7 @@ def draw_times(group: Group, name: str) -> Figure | None:
         body = to_svg(figure, name)
     return Figure(
         "Time per epoch",
-        f"{group.title}. Training, testing and the step; medians over the runs (their number in "
-        "brackets). Wall time: what else ran on the machine shows.",
+        f"{group.title}. Training, testing and the allocation step; medians over the runs (number "
+        "of runs in brackets). This is wall time, so other work on the machine shows.",
         body,
     )

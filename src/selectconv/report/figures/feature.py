@@ -39,9 +39,9 @@ def draw_pair(run: Run, trained: Trained, name: str) -> Figure:
         body = to_svg(figure, name)
     return Figure(
         title,
-        f"{describe(run)}. The paper's Figure 4: slot {slot} of {short_name(layer.name)} gave up "
-        f"channel {slot} (red) and reads channel {source} now (green). Test images; maps as the "
-        "conv gets them, each on its own scale.",
+        f"{describe(run)}. The paper's Figure 4: slot {slot} of {short_name(layer.name)} stopped "
+        f"reading channel {slot} (red) and now reads channel {source} (green). Test images; maps "
+        "as the conv gets them, each on its own scale.",
         body,
     )
 
@@ -89,9 +89,10 @@ def draw_top(run: Run, trained: Trained, name: str) -> Figure:
         body = to_svg(figure, name)
     return Figure(
         title,
-        f"{describe(run)}. The paper's Figure 9: first block, counted over its units; red: the top "
-        f"{_TOP} de-allocated channels, green: the top {_TOP} chosen as sources (fewer where fewer "
-        "were), by channel number. Four test images; maps as the block's last unit gets them.",
+        f"{describe(run)}. The paper's Figure 9: channels of the first block by number, counted "
+        f"over its units. Red: the (at most) {_TOP} that were de-allocated most often; green: the "
+        f"(at most) {_TOP} that were copied most often. Four test images; maps as the block's last "
+        "unit gets them.",
         body,
     )
 

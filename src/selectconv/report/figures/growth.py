@@ -54,8 +54,9 @@ def draw_gains(run: Run, name: str) -> Figure | None:
     return Figure(
         "What would lower the loss",
         f"{describe(run)}. Beyond the paper: {short_name(layer_name)} at epoch {content['epoch']}. "
-        "One cell per channel and offset that a re-opened slot could read: magenta: it would lower "
-        "the loss, given what the layer reads already; blue: even and odd images disagree; empty: "
-        "nothing new; dots: chosen. After each choice the cells of its channel are scored anew.",
+        "One cell per channel and offset that a re-opened slot could read. Magenta: it would lower "
+        "the loss, given what the layer already reads; blue: even and odd images disagree; empty: "
+        "it adds nothing new; dots: it was chosen. After each choice, the cells of its channel get "
+        "new scores.",
         body,
     )

@@ -57,7 +57,7 @@ def draw_inputs(run: Run, trained: Trained, name: str) -> Figure:
         title,
         f"{describe(run)}. The paper's Figure 6, for {short_name(layer)}: the output of its batch "
         f"norm over {len(values):,} test images, before ReLU. Left: {_PIXELS} pixels of a channel; "
-        "dashed: the normal distribution of batch norm's parameters that Eq. (1) assumes. Right: "
+        "dashed: the normal distribution with batch norm's parameters, as in Eq. (1). Right: "
         f"one point per pixel, {_CHANNELS} channels; crosses are boundary pixels. ECDM assumes a "
         "single point per channel.",
         body,

@@ -209,10 +209,7 @@ def write_auto() -> str:
                 )
             else:
                 same = [r for r in others if r["seed"] in seeds and r["weight_decay"] == decay]
-                plain, hand = (
-                    min(row["holdout_error"] for row in same if row["method"] == method)
-                    for method in ("plain", "select")
-                )
+                plain, hand = (best_error(same, method, seeds) for method in ("plain", "select"))
             cells = [title, ", ".join(map(str, seeds))]
             cells += [f"{error:.2f} %" for error in (plain, hand, auto)]
             lines.append("| " + " | ".join([*cells, f"{auto - hand:+.2f}"]) + " |")
@@ -225,6 +222,16 @@ def write_auto() -> str:
             *state_auto(),
         ]
     )
+
+
+def best_error(trials: list[dict[str, Any]], method: str, seeds: list[int]) -> float:
+    """Return the mean error over all of the seeds, of the settings for which it is lowest."""
+    by_settings: dict[tuple[Any, ...], dict[int, float]] = {}
+    for row in trials:
+        if row["method"] == method:
+            settings = (row["lr"], row.get("gamma"), row.get("grace"))
+            by_settings.setdefault(settings, {})[row["seed"]] = row["holdout_error"]
+    return min(fmean(of.values()) for of in by_settings.values() if sorted(of) == seeds)
 
 
 def state_auto() -> Iterator[str]:

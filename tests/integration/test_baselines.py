@@ -178,7 +178,7 @@ def test_compress_writes_what_the_run_ended_with(kind, folders, tmp_path, capsys
 def test_the_plan_names_the_method(capsys):
     for kind, words in (
         ("lgc", "learned group convolutions"),
-        ("slimming", "cut by Torch-Pruning; to 60.0% of the multiply-adds, after the first 50%"),
+        ("slimming", "their channels; to 60.0% of the multiply-adds, after the first 50%"),
         ("select", "to 60.0% of the parameters, in the first 50%"),
     ):
         assert main(["train", *SMALL, *RUNS[kind], "--dry-run"]) == 0

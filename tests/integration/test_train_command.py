@@ -167,6 +167,7 @@ def test_wrong_input_is_refused_in_one_line(arguments, message, tmp_path, capsys
         ("epochs: many\n", "`epochs` must be a whole number"),
         ("lr: [1, 2]\n", "`lr` must be a non-negative number"),
         ("- 1\n- 2\n", "run.yaml"),
+        ("", "the file is empty"),
         ("a: b: c\n", "run.yaml"),
     ],
 )

@@ -129,9 +129,9 @@ def read_file(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         content = str(error)
     if not isinstance(content, dict):
+        came = "the file is empty" if content is None else f"got {content!r:.200}"
         raise UsageError(
-            f"--config: {path} must be YAML with one setting per line, such as `epochs: 3`; "
-            f"got {content!r:.200}."
+            f"--config: {path} must be YAML with one setting per line, such as `epochs: 3`; {came}."
         )
     return {name: value for name, value in content.items() if value is not None}
 

@@ -13,6 +13,7 @@ from selectconv.report.build import draw_group
 from selectconv.report.compare.groups import group_runs
 from selectconv.report.runs.collect import collect
 from selectconv.report.runs.examine import examine
+from selectconv.train.digests import write_recorded
 
 
 def change_line(file, number, **values):
@@ -122,6 +123,16 @@ def test_an_odd_environment_does_not_matter(tmp_path):
     found = collect([tmp_path])
     assert len(found.runs) == 1
     assert "written by selectconv None" in found.notes[0]
+
+
+def test_a_damaged_environment_is_named(tmp_path):
+    run = write_run(tmp_path / "p", method="plain")
+    write_recorded(run / "env.json", lambda file: file.write(b'{"versions": {}}'))
+    (run / "env.json").write_bytes(b'{"versionr": {}}')  # one bit
+    found = collect([tmp_path])
+    assert found.runs == []
+    [reason] = found.reasons.values()
+    assert "env.json is damaged" in reason
 
 
 def test_runs_of_results_are_found_from_its_top(tmp_path):

@@ -122,9 +122,7 @@ def _trace_whole(model: nn.Module, calls: Calls) -> ConvInputs:
             graph = Tracer(is_leaf, calls.settled).trace(model)
     except Exception as error:  # user code under a tracer can fail in any way; the reason is kept
         return ConvInputs(failure=first_line(error))
-    if (
-        _random_state() != before
-    ):  # what the graph shows may be there by chance, as in stochastic depth
+    if _random_state() != before:  # as in stochastic depth: the graph may be there by chance
         return ConvInputs(failure="it draws random numbers, by which it may decide what to do")
     modules = dict(model.named_modules())
     reached: dict[int, list[fx.Node]] = {}

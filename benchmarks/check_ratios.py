@@ -15,13 +15,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from selectconv.bench.inference import measure_infer
-from selectconv.bench.selective_cost import Subject, measure_selective
 from selectconv.core.threads import one_thread
+from selectconv.lab.bench.inference import measure_infer
+from selectconv.lab.bench.selective_cost import Subject, measure_selective
 
 FILE = Path(__file__).with_name("ratios.json")
 MARGIN = 0.15
-SMALL = Subject("selectconv.reproduce.networks:small_mobilenet", image_size=16, batch_size=32)
+SMALL = Subject("selectconv.lab.reproduce.networks:small_mobilenet", image_size=16, batch_size=32)
 _KEPT = ("name", "case", "value", "n", "spread", "path", "torch", "hardware", "date", "macs_ratio")
 
 

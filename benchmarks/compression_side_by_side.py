@@ -28,13 +28,13 @@ from typing import Any
 
 import torch
 
-from selectconv.bench.measure import Silent
-from selectconv.data.registry import load_dataset
 from selectconv.deploy.cost import count
-from selectconv.train import loop
-from selectconv.train.config import resolve
-from selectconv.train.run_folder import describe_environment
-from selectconv.train.slimming import Slimmer
+from selectconv.lab.bench.measure import Silent
+from selectconv.lab.data.registry import load_dataset
+from selectconv.lab.train import loop
+from selectconv.lab.train.config import resolve
+from selectconv.lab.train.run_folder import describe_environment
+from selectconv.lab.train.slimming import Slimmer
 
 METHODS: dict[str, dict[str, Any]] = {
     "plain": {"method": "plain"},

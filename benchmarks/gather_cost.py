@@ -23,10 +23,10 @@ import torch
 import torch.nn.functional as F
 from onnx import TensorProto, helper, numpy_helper
 
-from selectconv.bench.interleave import in_turn, median_ratio
 from selectconv.core.threads import one_thread
 from selectconv.deploy.onnx import open_session
 from selectconv.deploy.parts import MACS_PER_PASS
+from selectconv.lab.bench.interleave import in_turn, median_ratio
 
 FILE = Path(__file__).parent / "results" / "gathers.jsonl"
 BATCHES = (1, 8, 64)

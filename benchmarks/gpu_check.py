@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import selectconv
-from selectconv.bench.selective_cost import build_network
 from selectconv.core.kernels import describe_path, triton_select
 from selectconv.core.shift import reroute
+from selectconv.lab.bench.selective_cost import build_network
 
 # One rounding of a result in 24, 11 and 8 bits; sums of a gradient are computed in float32.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}

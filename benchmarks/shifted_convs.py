@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from selectconv.bench.interleave import in_turn, ratios, row
 from selectconv.core.threads import one_thread
 from selectconv.deploy.onnx import export_onnx, open_session
+from selectconv.lab.bench.interleave import in_turn, ratios, row
 
 SHAPES = {  # inputs, outputs, kernel size, height and width
     "MobileNet, expanding": (16, 64, 1, 16),

@@ -26,13 +26,13 @@ import torch
 from torch import Tensor, nn
 
 import selectconv as sc
-from selectconv.bench.growth_cost import measure_watching
-from selectconv.bench.inference import measure_infer
-from selectconv.bench.interleave import in_turn, ratios, row
-from selectconv.bench.measure import measure_alloc, measure_trainer
-from selectconv.bench.selective_cost import KINDS, Subject, build_network, measure_selective
 from selectconv.core.threads import one_thread
 from selectconv.deploy.onnx import open_session
+from selectconv.lab.bench.growth_cost import measure_watching
+from selectconv.lab.bench.inference import measure_infer
+from selectconv.lab.bench.interleave import in_turn, ratios, row
+from selectconv.lab.bench.measure import measure_alloc, measure_trainer
+from selectconv.lab.bench.selective_cost import KINDS, Subject, build_network, measure_selective
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
@@ -61,7 +61,7 @@ COMPRESSED = {
 }
 PRUNING = {name: COMPRESSED[name] for name in ("ResNet-18", "DenseNet-100", "U-Net")}
 SHIFTS = {
-    "small MobileNet": Subject("selectconv.reproduce.networks:small_mobilenet", 16, 8),
+    "small MobileNet": Subject("selectconv.lab.reproduce.networks:small_mobilenet", 16, 8),
     "ResNet-164": Subject("resnet164", 32, 8),
     "DenseNet-40": Subject("densenet40", 32, 8),
     "ResNet-18": Subject("timm:resnet18", 32, 8),

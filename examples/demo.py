@@ -15,11 +15,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from selectconv.cli.reproduce import run_grid
-from selectconv.data.registry import fetch_dataset
 from selectconv.errors import DataError, SelectConvError
-from selectconv.report.runs.collect import Run, collect
-from selectconv.reproduce.grid import Grid, load_grid
+from selectconv.lab.cli.reproduce import run_grid
+from selectconv.lab.data.registry import fetch_dataset
+from selectconv.lab.report.runs.collect import Run, collect
+from selectconv.lab.reproduce.grid import Grid, load_grid
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "table1" / "runs"
 DATA = "fashion-mnist"

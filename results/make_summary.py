@@ -12,12 +12,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from selectconv.report.compare.answers import Answer, Question, answer
-from selectconv.report.compare.findings import state_findings
-from selectconv.report.compare.groups import Group, Row, group_runs
-from selectconv.report.compare.statistics import compare, show_p, show_p_alone, summarize
-from selectconv.report.runs.collect import collect
-from selectconv.reproduce.grid import TABLES, load_grid
+from selectconv.lab.report.compare.answers import Answer, Question, answer
+from selectconv.lab.report.compare.findings import state_findings
+from selectconv.lab.report.compare.groups import Group, Row, group_runs
+from selectconv.lab.report.compare.statistics import compare, show_p, show_p_alone, summarize
+from selectconv.lab.report.runs.collect import collect
+from selectconv.lab.reproduce.grid import TABLES, load_grid
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
@@ -35,7 +35,7 @@ SETTINGS = {
     "C": ("DenseNet, CIFAR-10, 40,000 x 10", "table1/runs/densenet40-cifar10"),
     "D": (
         "MobileNetV2-like, CIFAR-10, 10,000 x 40",
-        "table1/runs/selectconv.reproduce.networks-small_mobilenet-cifar10",
+        "table1/runs/selectconv.lab.reproduce.networks-small_mobilenet-cifar10",
     ),
     "F": ("ResNet, CIFAR-10, 10,000 x 20 (not used to design it)", ""),
     "G": ("CondenseNet, CIFAR-10, 10,000 x 20 (not used to design it)", ""),

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from selectconv.allocate.param_groups import param_groups
-from selectconv.cli.main import main
 from selectconv.core import damage, slots
 from selectconv.core.allocation import ReallocRule
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers
 from selectconv.core.plan import LayerPlan
 from selectconv.core.slots import SlottedConvNd
-from selectconv.train import loop
+from selectconv.lab.cli.main import main
+from selectconv.lab.train import loop
 
 MAX_SHIFT = 1.5  # the paper's
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import selectconv as sc
-from selectconv.train.config import setting_names
+from selectconv.lab.train.config import setting_names
 from soak.commands import Child, check_words, digest
 from soak.driver import DIFFERENT, FOREIGN, Ended, Wrong
 

@@ -133,14 +133,14 @@ def import_all() -> None:
     import torch
 
     torch.set_num_threads(1)
-    from selectconv.cli import main
+    from selectconv.lab.cli import main
 
     for verb in main.VERBS:
         main._load(verb)
-    import selectconv.cli.display
     import selectconv.deploy.onnx
-    import selectconv.train.estimate
-    import selectconv.train.loop  # noqa: F401 - so that forked children have it
+    import selectconv.lab.cli.display
+    import selectconv.lab.train.estimate
+    import selectconv.lab.train.loop  # noqa: F401 - so that forked children have it
 
 
 def check_words(what: str, ended: Finished, codes: Sequence[int] = (1, 2)) -> str:
@@ -178,7 +178,7 @@ def interrupted(seed: int = 0) -> Path:
 
 
 def _stop_in_the_middle() -> None:
-    from selectconv.train.loop import Training
+    from selectconv.lab.train.loop import Training
 
     run_epoch = Training.run_epoch
 

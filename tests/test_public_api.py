@@ -57,7 +57,7 @@ same = sc.convert is convert and sc.functional is functional and "convert" in va
 print(json.dumps([before, light, same, sc.convert.__module__]))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert json.loads(done.stdout) == [True, True, True, "selectconv.conversion.convert"]
+    assert json.loads(done.stdout) == [True, True, True, "selectconv.graph.convert"]
 
 
 def test_every_name_has_one_home():

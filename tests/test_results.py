@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from scripts import load_script
-from selectconv.report.compare.groups import group_runs
-from selectconv.report.compare.tables import build_table, write_csv
-from selectconv.report.runs.collect import collect
-from selectconv.reproduce.grid import TABLES, load_grid
-from selectconv.reproduce.jobs import find_state
+from selectconv.lab.report.compare.groups import group_runs
+from selectconv.lab.report.compare.tables import build_table, write_csv
+from selectconv.lab.report.runs.collect import collect
+from selectconv.lab.reproduce.grid import TABLES, load_grid
+from selectconv.lab.reproduce.jobs import find_state
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from selectconv.allocate.damage import observe_damage
     from selectconv.allocate.param_groups import param_groups
     from selectconv.allocate.report import AllocationReport
-    from selectconv.conversion.convert import convert
-    from selectconv.conversion.description import describe
     from selectconv.core.layer import SelectConv1d, SelectConv2d, SelectConv3d
     from selectconv.core.mean_source import (
         BatchNormMean,
@@ -37,7 +35,9 @@ if TYPE_CHECKING:
         SelectConvError,
         SelectConvWarning,
     )
-    from selectconv.zoo import create_model, list_models
+    from selectconv.graph.convert import convert
+    from selectconv.graph.description import describe
+    from selectconv.lab.zoo import create_model, list_models
 
     __version__: str
 
@@ -85,8 +85,8 @@ _HOMES = {
         "allocate.damage": "observe_damage",
         "allocate.param_groups": "param_groups",
         "allocate.report": "AllocationReport",
-        "conversion.convert": "convert",
-        "conversion.description": "describe",
+        "graph.convert": "convert",
+        "graph.description": "describe",
         "core.layer": "SelectConv1d SelectConv2d SelectConv3d",
         "core.mean_source": "BatchNormMean ConcatMean ConstantMean ObservedMean SelectedMean",
         "core.plan": "AllocationPlan",
@@ -96,7 +96,7 @@ _HOMES = {
         "deploy.onnx": "export_onnx",
         "errors": "AllocationError CompressionError ConversionError ExportError MeanSourceError "
         "SelectConvError SelectConvWarning",
-        "zoo": "create_model list_models",
+        "lab.zoo": "create_model list_models",
     }.items()
     for name in names.split()
 }

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from selectconv.cli.signals import leave_at_once
+from selectconv.lab.cli.signals import leave_at_once
 
 __all__ = ["main"]
 
@@ -12,7 +12,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     if arguments is None:  # this process is the command
         leave_at_once()
-    from selectconv.cli.main import main as answer
+    from selectconv.lab.cli.main import main as answer
 
     return answer(arguments)
 

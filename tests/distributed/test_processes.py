@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from forked import serving
-from selectconv.train.run_folder import METRICS, RunFolder
+from selectconv.lab.train.run_folder import METRICS, RunFolder
 
 SCRIPT = Path(__file__).parents[1] / "support" / "small_run.py"
 

@@ -12,15 +12,15 @@ from safetensors.torch import load_file
 import selectconv as sc
 from said import complaint
 from selectconv.__main__ import main
-from selectconv.data.registry import dataset_info
-from selectconv.report.runs.collect import read_run
-from selectconv.report.runs.size import measure_size
-from selectconv.train import network
-from selectconv.train.checkpoint import load_checkpoint, load_weights
-from selectconv.train.config import resolve
-from selectconv.train.run_folder import ALLOCATION, LAST, METRICS, RunFolder
-from selectconv.zoo import create_model
-from selectconv.zoo.learned_group_conv import condense
+from selectconv.lab.data.registry import dataset_info
+from selectconv.lab.report.runs.collect import read_run
+from selectconv.lab.report.runs.size import measure_size
+from selectconv.lab.train import network
+from selectconv.lab.train.checkpoint import load_checkpoint, load_weights
+from selectconv.lab.train.config import resolve
+from selectconv.lab.train.run_folder import ALLOCATION, LAST, METRICS, RunFolder
+from selectconv.lab.zoo import create_model
+from selectconv.lab.zoo.learned_group_conv import condense
 from tiny_models import assert_same
 
 SMALL = ["--data", "digits", "--subset", "64", "--test-subset", "40", "--batch-size", "32"]

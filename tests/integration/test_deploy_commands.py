@@ -9,11 +9,11 @@ import torch
 import selectconv as sc
 from selectconv.__main__ import main
 from selectconv.deploy.onnx import open_session
-from selectconv.train import network
-from selectconv.train.checkpoint import load_weights
-from selectconv.train.config import resolve
-from selectconv.train.run_folder import RunFolder
-from selectconv.zoo import create_model
+from selectconv.lab.train import network
+from selectconv.lab.train.checkpoint import load_weights
+from selectconv.lab.train.config import resolve
+from selectconv.lab.train.run_folder import RunFolder
+from selectconv.lab.zoo import create_model
 
 SMALL = ["--data", "digits", "--subset", "64", "--test-subset", "40", "--batch-size", "32"]
 SMALL += ["--epochs", "2", "--gamma", "0.3", "--device", "cpu", "--method", "dealloc"]
@@ -26,7 +26,7 @@ def finished(tmp_path_factory):
         patch.setattr(network, "create_model", narrow)
         run = tmp_path_factory.mktemp("deploy") / "run"
         assert main(["train", *SMALL, "--out", str(run)]) == 0
-        from selectconv.data.registry import dataset_info
+        from selectconv.lab.data.registry import dataset_info
 
         model = network.build_model(resolve(RunFolder(run).read_config()), dataset_info("digits"))
         load_weights(run / "last.safetensors", model)
@@ -51,7 +51,7 @@ def test_compress_writes_the_runs_network(finished, capsys, tmp_path):
 
 
 def _shape():
-    from selectconv.data.registry import dataset_info
+    from selectconv.lab.data.registry import dataset_info
 
     return dataset_info("digits").shape
 

@@ -20,9 +20,9 @@ from torch.distributed.run import get_args_parser
 import torchvision_shim
 from fake_runs import write_run
 from selectconv.__main__ import main
-from selectconv.cli.examples import EXAMPLES
-from selectconv.reproduce import duration
-from selectconv.train import estimate
+from selectconv.lab.cli.examples import EXAMPLES
+from selectconv.lab.reproduce import duration
+from selectconv.lab.train import estimate
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "README.md",

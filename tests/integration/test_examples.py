@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 import torchvision_shim
-from selectconv.data import registry
 from selectconv.errors import DataError
+from selectconv.lab.data import registry
 from shimmed_run import TIMEOUT_S, run_shimmed
 
 ROOT = Path(__file__).parents[2]

@@ -11,11 +11,11 @@ import yaml
 
 from said import complaint
 from selectconv.__main__ import main
-from selectconv.data.read.own_images import own_folder
 from selectconv.errors import DataError
-from selectconv.train import loop, network
-from selectconv.train.run_folder import RunFolder
-from selectconv.zoo import create_model
+from selectconv.lab.data.read.own_images import own_folder
+from selectconv.lab.train import loop, network
+from selectconv.lab.train.run_folder import RunFolder
+from selectconv.lab.zoo import create_model
 
 pytest.importorskip("PIL", reason="decoding needs Pillow (the train extra)")
 

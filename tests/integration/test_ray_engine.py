@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from selectconv.errors import RunError
-from selectconv.reproduce.grid import PlannedRun
-from selectconv.reproduce.jobs import Outcome
-from selectconv.reproduce.ray_engine import run_ray
-from selectconv.train.run_folder import METRICS, RunFolder
+from selectconv.lab.reproduce.grid import PlannedRun
+from selectconv.lab.reproduce.jobs import Outcome
+from selectconv.lab.reproduce.ray_engine import run_ray
+from selectconv.lab.train.run_folder import METRICS, RunFolder
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'selectconv[ray]'")
 

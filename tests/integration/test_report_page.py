@@ -8,7 +8,7 @@ from PIL import Image
 
 from browser import CHROMIUM, Browser
 from fake_runs import write_run
-from selectconv.cli.main import main
+from selectconv.lab.cli.main import main
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="there is no Chromium: apt install chromium"

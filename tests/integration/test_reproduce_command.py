@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from fake_runs import write_run
-from selectconv.cli import reproduce
-from selectconv.cli.main import main
-from selectconv.reproduce import jobs
-from selectconv.reproduce.grid import Grid, PlannedRun
+from selectconv.lab.cli import reproduce
+from selectconv.lab.cli.main import main
+from selectconv.lab.reproduce import jobs
+from selectconv.lab.reproduce.grid import Grid, PlannedRun
 
 SETTINGS = {
     "data": "digits",
@@ -68,7 +68,7 @@ def test_a_grid_is_run_once_reported_and_its_failures_named(grid, tmp_path, monk
     started = []
     before = jobs.start
     monkeypatch.setattr(
-        "selectconv.reproduce.local_engine.start",
+        "selectconv.lab.reproduce.local_engine.start",
         lambda run, *rest: started.append(run.name) or before(run, *rest),
     )
     assert main(words) == 1
@@ -84,8 +84,8 @@ def test_only_some_runs_are_carried_out(grid, tmp_path, monkeypatch, capfd):
         write_run(out / "runs" / run.name, **run.settings)
         return subprocess.Popen(["true"])
 
-    monkeypatch.setattr("selectconv.reproduce.local_engine.start", finish)
-    monkeypatch.setattr("selectconv.cli.reproduce.find_state", lambda run, out: "new")
+    monkeypatch.setattr("selectconv.lab.reproduce.local_engine.start", finish)
+    monkeypatch.setattr("selectconv.lab.cli.reproduce.find_state", lambda run, out: "new")
     assert main(["reproduce", "ablation", "--only", "[ps]", "--out", str(tmp_path)]) == 0
     assert started == ["p", "s"]
     assert "2 runs, 0 done" in capfd.readouterr().out
@@ -95,7 +95,7 @@ def test_only_some_runs_are_carried_out(grid, tmp_path, monkeypatch, capfd):
 
 def test_a_dry_run_shows_one_row_with_whole_names(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
-        "selectconv.reproduce.duration.estimate_seconds",
+        "selectconv.lab.reproduce.duration.estimate_seconds",
         lambda runs, threads: {run.name: 60.0 for run in runs},
     )
     words = [
@@ -109,7 +109,7 @@ def test_a_dry_run_shows_one_row_with_whole_names(tmp_path, monkeypatch, capsys)
     shown = capsys.readouterr().out
     assert "4 runs into" in shown
     assert "about 4 minutes" in shown
-    assert "selectconv.reproduce.networks-small_mobilenet-cifar10-select-21" in shown
+    assert "selectconv.lab.reproduce.networks-small_mobilenet-cifar10-select-21" in shown
 
 
 def test_a_folder_with_another_run_is_refused(grid, tmp_path, capsys):
@@ -128,7 +128,7 @@ def test_a_folder_with_another_run_is_refused(grid, tmp_path, capsys):
 def test_a_dry_run_prints_the_grid_and_touches_nothing(
     table, runs, one, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("selectconv.train.estimate._REPEATS", 1)
+    monkeypatch.setattr("selectconv.lab.train.estimate._REPEATS", 1)
     out = tmp_path / "out"
     assert main(["reproduce", table, "--dry-run", "--out", str(out)]) == 0
     shown = capsys.readouterr().out

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 import selectconv as sc
 from forked import serving
 from selectconv.errors import RunError
-from selectconv.train.checkpoint import load_checkpoint
-from selectconv.train.run_folder import ALLOCATION, BEST, CHECKPOINT, LAST, METRICS, RunFolder
+from selectconv.lab.train.checkpoint import load_checkpoint
+from selectconv.lab.train.run_folder import ALLOCATION, BEST, CHECKPOINT, LAST, METRICS, RunFolder
 from tiny_models import allocation_of, assert_same
 
 # What a clock says differs between any two runs; everything else must not.

@@ -17,11 +17,11 @@ import yaml
 
 from said import complaint
 from selectconv.__main__ import main
-from selectconv.cli.display import Lines
-from selectconv.cli.main import build_parser
-from selectconv.cli.train import read_settings
-from selectconv.train import checkpoint, network, run_folder
-from selectconv.zoo import create_model
+from selectconv.lab.cli.display import Lines
+from selectconv.lab.cli.main import build_parser
+from selectconv.lab.cli.train import read_settings
+from selectconv.lab.train import checkpoint, network, run_folder
+from selectconv.lab.zoo import create_model
 
 SMALL = ["--data", "digits", "--subset", "64", "--test-subset", "40", "--batch-size", "32"]
 SMALL += ["--epochs", "2", "--gamma", "0.2", "--device", "cpu"]
@@ -472,7 +472,7 @@ def test_the_error_of_a_run_is_that_of_its_weights(tmp_path, capsys, best):
 
 
 def test_what_fails_in_an_epoch_is_not_the_users_mistake(tmp_path, capsys, monkeypatch):
-    from selectconv.train import loop
+    from selectconv.lab.train import loop
 
     def fail(self, epoch, display):
         raise ValueError("a tensor of the wrong shape")
@@ -484,7 +484,7 @@ def test_what_fails_in_an_epoch_is_not_the_users_mistake(tmp_path, capsys, monke
 
 
 def test_an_interrupted_run_says_so(tmp_path, capsys, monkeypatch):
-    from selectconv.train import loop
+    from selectconv.lab.train import loop
 
     def interrupt(self, epoch, display):
         raise KeyboardInterrupt
@@ -517,7 +517,7 @@ def test_a_folder_in_use_is_refused_and_its_process_named(flags, finished, capsy
     before = sorted(entry.name for entry in finished.iterdir())
     script = (
         "import sys\nfrom pathlib import Path\n"
-        "from selectconv.train.folder_lock import locked\n"
+        "from selectconv.lab.train.folder_lock import locked\n"
         f"with locked(Path({str(finished)!r})):\n"
         "    print('held', flush=True)\n    sys.stdin.read()\n"
     )
@@ -570,6 +570,6 @@ def test_a_training_may_run_in_a_thread_and_its_bar_always_goes(tmp_path, monkey
     def fail(*arguments):
         raise MemoryError("no memory left")
 
-    monkeypatch.setattr("selectconv.train.loop.Training.run_epoch", fail)
+    monkeypatch.setattr("selectconv.lab.train.loop.Training.run_epoch", fail)
     assert main(["train", *SMALL, "--out", str(tmp_path / "other")]) == 1
     assert len(ended) == 2

@@ -12,7 +12,7 @@ from torch import nn
 import selectconv as sc
 from selectconv.core.kernels import cpu, simple_path
 from selectconv.core.shift import reroute
-from selectconv.zoo.blocks import NormReluConv
+from selectconv.lab.zoo.blocks import NormReluConv
 
 # float32 sums of some hundred terms of size 1 to 10 against the same in float64.
 CLOSE = {"rtol": 2e-4, "atol": 2e-4}

@@ -7,10 +7,10 @@ import torch
 import yaml
 
 import selectconv as sc
-from selectconv.data.registry import dataset_info
-from selectconv.train.checkpoint import save_weights
-from selectconv.train.config import resolve
-from selectconv.train.network import build_model
+from selectconv.lab.data.registry import dataset_info
+from selectconv.lab.train.checkpoint import save_weights
+from selectconv.lab.train.config import resolve
+from selectconv.lab.train.network import build_model
 
 SETTINGS = {
     "data": "digits",

@@ -18,12 +18,12 @@ import torch
 from jsonargparse import Namespace
 from rich.console import Console
 
-from selectconv.cli import evaluate
-from selectconv.cli.display import Lines
-from selectconv.cli.train import stoppable
-from selectconv.train import checkpoint, loop, network, run_folder
-from selectconv.train.config import resolve
-from selectconv.zoo import create_model
+from selectconv.lab.cli import evaluate
+from selectconv.lab.cli.display import Lines
+from selectconv.lab.cli.train import stoppable
+from selectconv.lab.train import checkpoint, loop, network, run_folder
+from selectconv.lab.train.config import resolve
+from selectconv.lab.zoo import create_model
 
 SETTINGS = {
     "data": "digits",

@@ -40,7 +40,7 @@ from selectconv.core.models import count_slots, selective_layers, unwrap
 from selectconv.core.plan import AllocationPlan, LayerPlan
 from selectconv.core.threads import one_thread
 from selectconv.errors import AllocationError
-from selectconv.trace.example import as_arguments
+from selectconv.graph.example import as_arguments
 
 MODES = ("select", "zero", "random", "dealloc", "shift", "none")
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers
 from selectconv.deploy.cost import Cost, CostCounter
-from selectconv.trace.dataflow import check_modules, copy_model
+from selectconv.graph.dataflow import check_modules, copy_model
 
 
 class ShadowCost:

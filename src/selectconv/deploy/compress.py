@@ -22,11 +22,11 @@ from selectconv.deploy.layout import (
 )
 from selectconv.deploy.parts import Channels, Part, conv_weight, stencil_weight
 from selectconv.errors import CompressionError
-from selectconv.trace.dataflow import Dataflow, Operation, trace_dataflow
-from selectconv.trace.example import as_arguments, evaluating
-from selectconv.trace.kinds import Kind
-from selectconv.trace.operations import argument
-from selectconv.trace.tracer import first_line
+from selectconv.graph.dataflow import Dataflow, Operation, trace_dataflow
+from selectconv.graph.example import as_arguments, evaluating
+from selectconv.graph.kinds import Kind
+from selectconv.graph.operations import argument
+from selectconv.graph.tracer import first_line
 
 RTOL = 1e-4
 _ROUNDINGS = 8  # what the other order of its sums may cost a network in float16 or bfloat16

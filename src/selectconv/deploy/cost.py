@@ -19,9 +19,9 @@ from selectconv.deploy.layout import (
     is_read_for_type,
     plan_layout,
 )
-from selectconv.trace.dataflow import Dataflow, Operation, trace_dataflow
-from selectconv.trace.kinds import Kind
-from selectconv.trace.operations import Family, argument, find_row
+from selectconv.graph.dataflow import Dataflow, Operation, trace_dataflow
+from selectconv.graph.kinds import Kind
+from selectconv.graph.operations import Family, argument, find_row
 
 _AVERAGES = (Family.AVERAGE_POOL, Family.ADAPTIVE_AVERAGE_POOL, Family.MEAN)
 

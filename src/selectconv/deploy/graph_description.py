@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import resolve_name
 
 from selectconv.errors import CompressionError
-from selectconv.trace.operations import ATTRIBUTES, TABLE, Family, functions_of
+from selectconv.graph.operations import ATTRIBUTES, TABLE, Family, functions_of
 
 _ROWS = [row for row in TABLE if row.family is not Family.FILL]
 _MODULES = {kind.__name__: kind for row in _ROWS for kind in row.modules}

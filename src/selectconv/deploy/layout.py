@@ -24,9 +24,9 @@ from selectconv.deploy.parts import (
     narrow,
     plan_parts,
 )
-from selectconv.trace.dataflow import Dataflow, Operation
-from selectconv.trace.kinds import Kind
-from selectconv.trace.operations import argument
+from selectconv.graph.dataflow import Dataflow, Operation
+from selectconv.graph.kinds import Kind
+from selectconv.graph.operations import argument
 
 Mask = npt.NDArray[np.bool_]
 

@@ -17,8 +17,8 @@ from selectconv.deploy.compress import compress, largest_difference, to_float64,
 from selectconv.errors import CompressionError, ExportError
 from selectconv.extras import import_extra
 from selectconv.files import write_whole
-from selectconv.trace.dataflow import copy_model
-from selectconv.trace.example import as_arguments, evaluating
+from selectconv.graph.dataflow import copy_model
+from selectconv.graph.example import as_arguments, evaluating
 
 TOLERANCE = 1e-3
 BATCHES = (1, 3)

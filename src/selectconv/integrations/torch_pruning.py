@@ -15,7 +15,7 @@ from selectconv.core.ecdm import ecdm, normalize_ecdm, rms_damage
 from selectconv.core.mean_source import BatchNormMean
 from selectconv.core.moments import expected_activation, expected_square_activation
 from selectconv.extras import needing
-from selectconv.trace.operations import TABLE, Family
+from selectconv.graph.operations import TABLE, Family
 
 with needing("torch_pruning", "selectconv.integrations.torch_pruning", "selectconv[pruning]"):
     import torch_pruning

@@ -1,0 +1,1 @@
+"""The laboratory: networks, data, training, tables and figures; the library does not know it."""

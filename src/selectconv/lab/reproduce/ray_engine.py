@@ -1,0 +1,94 @@
+"""The engine for a Ray cluster: Ray places the runs and restarts those whose worker died.
+
+The folder of the grid must be one that every node sees.
+"""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from selectconv.errors import RunError
+from selectconv.extras import import_extra
+from selectconv.lab.reproduce.grid import PlannedRun
+from selectconv.lab.reproduce.jobs import Outcome, conclude, start
+
+# How often a run is restarted after its worker or node died; it resumes each time.
+_RETRIES = 5
+_POLL_S = 1.0
+
+
+def run_ray(
+    runs: Sequence[PlannedRun],
+    out: Path,
+    jobs: int,
+    report: Callable[[Outcome], None],
+    watch: Callable[[Sequence[PlannedRun]], None] = lambda running: None,
+    *,
+    gpus_per_run: float | None = None,
+) -> None:
+    """Run them all on the cluster of `RAY_ADDRESS`, or on a Ray of this machine.
+
+    Args:
+        runs: what is left to do.
+        out: folder of the grid, which every node sees.
+        jobs: runs at a time.
+        report: called with the outcome of each run.
+        watch: called again and again with the runs that are under way.
+        gpus_per_run: GPUs that Ray reserves for a run. None: one if the cluster has any.
+
+    Raises:
+        RunError: Ray is not installed, or the cluster has fewer GPUs than a run needs.
+    """
+    ray = import_ray()
+    is_own = not ray.is_initialized()
+    if is_own:
+        local = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": jobs}
+        ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False, **local)
+    try:
+        gpus = float(ray.cluster_resources().get("GPU", 0))
+        wanted = min(1.0, gpus) if gpus_per_run is None else gpus_per_run
+        if wanted > gpus:
+            raise RunError(f"a run needs {wanted:g} GPUs; the cluster has {gpus:g}.")
+        task = ray.remote(num_cpus=1, num_gpus=wanted, max_retries=_RETRIES)(_run_one)
+        waiting, running = list(runs), dict[Any, PlannedRun]()
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                run = waiting.pop(0)
+                reference = task.options(name=run.name).remote(asdict(run), str(out.absolute()))
+                running[reference] = run
+            watch(list(running.values()))
+            for reference in ray.wait(list(running), timeout=_POLL_S)[0]:
+                run = running.pop(reference)
+                report(_result(ray, reference, run))
+    finally:
+        if is_own:
+            ray.shutdown()
+
+
+def import_ray() -> Any:
+    """Return the package, whose types are partly missing.
+
+    Raises:
+        RunError: it is not installed.
+    """
+    return import_extra("ray", "`--engine ray`", "selectconv[ray]", error=RunError)
+
+
+def _run_one(run: dict[str, Any], out: str) -> dict[str, Any]:
+    # Runs in a worker: a process of its own still, so that a crash takes no worker with it.
+    planned = PlannedRun(**run)
+    environment = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
+    process = start(planned, Path(out), environment)
+    return asdict(conclude(planned, Path(out), process.wait()))
+
+
+def _result(ray: Any, reference: Any, run: PlannedRun) -> Outcome:
+    try:
+        return Outcome(**ray.get(reference))
+    except ray.exceptions.RayError as error:
+        # A traceback, in colours; its last line says what happened.
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+        return Outcome(run.name, f"Ray gave up: {plain.splitlines()[-1].strip()}")

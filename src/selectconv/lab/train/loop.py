@@ -1,0 +1,310 @@
+"""The training loop: read it from top to bottom with the supplement's section B open.
+
+Everything random depends on the seed and the epoch alone, and a checkpoint is written after every
+epoch, so a run that was killed at any moment and resumed ends with the same bits.
+"""
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from selectconv.allocate.param_groups import param_groups
+from selectconv.allocate.report import AllocationReport
+from selectconv.errors import RunError, SelectConvError
+from selectconv.files import write_text
+from selectconv.lab.data.registry import Splits, load_dataset
+from selectconv.lab.train.checkpoint import (
+    fit_shapes,
+    load_checkpoint,
+    save_checkpoint,
+    save_weights,
+)
+from selectconv.lab.train.config import TrainConfig
+from selectconv.lab.train.device import choose_device
+from selectconv.lab.train.digests import write_recorded
+from selectconv.lab.train.evaluation import Display, Evaluation
+from selectconv.lab.train.event_file import EventFile
+from selectconv.lab.train.network import build_model, in_layout
+from selectconv.lab.train.run_data import check_same_images, record_data, run_data
+from selectconv.lab.train.run_folder import (
+    ALLOCATION,
+    BEST,
+    CHECKPOINT,
+    GAINS,
+    HOLDOUT,
+    LAST,
+    METRICS,
+    TENSORBOARD,
+    RunFolder,
+    dumps,
+)
+
+# How often the losses are looked at for NaN: a look waits for the device.
+_LOOK_EVERY = 20
+
+# What gloo and NCCL say when the other side of a connection is gone.
+_LOST_RANK = re.compile(r"gloo|nccl|closed by peer|reset by peer|broken pipe", re.IGNORECASE)
+
+
+def build_fabric(config: TrainConfig) -> Fabric:
+    """Set up devices, precision and processes; under torchrun, all of its processes.
+
+    Raises:
+        UsageError: this machine has no such device, or not in this precision.
+    """
+    choose_device(config)
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    fabric = Fabric(
+        accelerator=config.device,
+        devices=local,
+        num_nodes=world // local,
+        strategy="ddp" if world > 1 else "auto",
+        precision=config.precision,  # type: ignore[arg-type]
+    )
+    with _signals_end_the_process() if world > 1 else nullcontext():
+        fabric.launch()
+    return fabric
+
+
+@contextmanager
+def _signals_end_the_process() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end the process at once, as they do without Python.
+
+    torch waits for the other processes in C++, half an hour if one of them has died, and Python's
+    own handlers are not called there.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handled = {number: how for number, how in handlers.items() if is_main and callable(how)}
+    for number in handled:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, how in handled.items():
+            signal.signal(number, how)
+
+
+def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.SGD:
+    """Build SGD as in supplement B.1: Nesterov without dampening, less decay on shifts."""
+    groups = param_groups(model, config.weight_decay, config.shift_weight_decay)
+    return torch.optim.SGD(
+        groups, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0
+    )
+
+
+class Training(Evaluation):
+    """A run in the making: everything that one epoch needs and changes.
+
+    Args:
+        config: its settings.
+        fabric: devices, precision and processes.
+        splits: the data set.
+        state: a checkpoint to continue from; None: start at epoch 0.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        fabric: Fabric,
+        splits: Splits,
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(config, fabric, splits)
+        self.train_loader = self.build_loader(splits.train, train=True)
+        torch.manual_seed(config.seed)
+        self.model = build_model(config, splits.info)
+        if state is not None:
+            if config.method_info.cuts:
+                fit_shapes(self.model, state["model"])
+            self.model.load_state_dict(state["model"])
+            in_layout(self.model, config)  # where it was slimmed, it has new tensors
+        optimizer = self._set_up()
+        method = config.method_info.implementation()
+        self.method = method.build(config, splits.info, self.model, optimizer)
+        self.best_error = float("inf")
+        self.next_epoch = 0
+        if state is not None:
+            optimizer.load_state_dict(state["optimizer"])
+            self.method.load_state_dict(state["allocator"])
+            self.best_error = state["best_error"]
+            self.next_epoch = state["epoch"] + 1
+
+    def _set_up(self) -> torch.optim.SGD:
+        """Build the optimizer of the model as it is, compile it and wrap it for its processes."""
+        optimizer = build_optimizer(self.config, self.model)
+        compiled = self.model
+        if self.config.compile:
+            compiled = cast(nn.Module, torch.compile(self.model))
+        self.wrapped, self.optimizer = self.fabric.setup(compiled, optimizer)
+        return optimizer
+
+    def run_epoch(self, epoch: int, display: Display) -> tuple[dict[str, Any], AllocationReport]:
+        """Train, let the method act, and test what is saved; returns the metrics and the report."""
+        # Dropout draws from the global generator: from the seed, the epoch and the rank alone.
+        torch.manual_seed((self.config.seed * 100_003 + epoch) * 10_007 + self.fabric.global_rank)
+        started = time.perf_counter()
+        train_loss, images = self.train_epoch(epoch, display)
+        elapsed = time.perf_counter() - started
+        report = self.method.step(epoch)
+        if report and self.config.method_info.cuts:
+            in_layout(self.model, self.config)
+            self._set_up()  # the layers that were cut have new parameters
+        test_loss, test_error = self.evaluate(display, epoch)
+        row = {
+            "epoch": epoch,
+            "train_loss": train_loss,
+            "test_loss": test_loss,
+            "test_error": test_error,
+            "lr": self.config.lr_at((epoch + 1) * len(self.train_loader) - 1, self._steps),
+            "seconds": round(time.perf_counter() - started, 3),
+            "images_per_second": round(images / elapsed, 1),
+            **self.method.counts(),
+        }
+        return row, report
+
+    def state(self, epoch: int) -> dict[str, Any]:
+        """Collect what a run needs to continue after `epoch`."""
+        return {
+            "epoch": epoch,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "allocator": self.method.state_dict(),
+            "best_error": self.best_error,
+        }
+
+    @property
+    def _steps(self) -> int:
+        return self.config.epochs * len(self.train_loader)
+
+    def train_epoch(self, epoch: int, display: Display) -> tuple[float, int]:
+        """Train on every image once; returns the mean loss and the number of images."""
+        self.wrapped.train()
+        losses = torch.zeros(len(self.train_loader), device=self.fabric.device)
+        counts = torch.zeros(len(self.train_loader))
+        batches = display.batches(self.train_loader, epoch, "train")
+        for number, (images, labels) in enumerate(batches):
+            step = epoch * len(self.train_loader) + number
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.config.lr_at(step, self._steps)
+            loss = F.cross_entropy(self.wrapped(images), labels)
+            self.fabric.backward(loss)
+            self.method.regularize()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            losses[number] = loss.detach()
+            counts[number] = len(labels)
+            if (number + 1) % _LOOK_EVERY == 0:
+                self._check_losses(losses, epoch)
+        self._check_losses(losses, epoch)
+        total = (losses.cpu().double() * counts).sum()
+        total, count = self.sum_over_ranks(torch.stack([total, counts.double().sum()])).tolist()
+        return total / count, int(count)
+
+    def _check_losses(self, losses: Tensor, epoch: int) -> None:
+        bad = (~losses.isfinite()).nonzero().flatten().tolist()
+        if bad:
+            raise RunError(
+                f"the loss is {float(losses[bad[0]])} at epoch {epoch}, step {bad[0]}: the run "
+                f"stops{'; its last checkpoint is kept' if epoch else ''}. Try a smaller --lr."
+            )
+
+
+def train(
+    config: TrainConfig, folder: RunFolder, display: Display, *, resume: bool = False
+) -> dict[str, Any]:
+    """Run a training to its end, writing its folder as it goes.
+
+    Args:
+        config: the settings; when resuming, those of the folder.
+        folder: the folder of the run, which has been started.
+        display: where progress is shown.
+        resume: continue from the folder's checkpoint, if it has one.
+
+    Returns:
+        The last line of metrics.
+
+    Raises:
+        RunError: NaN, a damaged checkpoint, a disk that is full.
+        DataError: the data set is not available.
+    """
+    fabric = build_fabric(config)
+    try:
+        with fabric.rank_zero_first():  # one process fetches
+            splits = load_dataset(
+                config.data,
+                config.data_root,
+                subset=config.subset,
+                test_subset=config.test_subset,
+                image_size=config.image_size,
+                holdout=config.holdout,
+            )
+        state = None
+        if resume and (folder / CHECKPOINT).exists():
+            before = run_data(folder.path, config)
+            check_same_images(before, splits.info, "num_train", "num_test", "shape")
+            state = load_checkpoint(folder / CHECKPOINT)
+        elif fabric.global_rank == 0:
+            record_data(folder, splits.info)
+        training = Training(config, fabric, splits, state)
+        try:
+            _run_epochs(training, folder, display)
+        except (TypeError, ValueError) as error:
+            if isinstance(error, SelectConvError):
+                raise
+            # By now the settings have been accepted: this is not the user's mistake.
+            raise RunError(f"the training failed: {error}") from error
+    except RuntimeError as error:
+        if fabric.world_size > 1 and _LOST_RANK.search(str(error)):
+            raise RunError(
+                "another process of this run has died: start all of them again with --resume."
+            ) from error
+        raise
+    return folder.read(METRICS)[-1]
+
+
+def _run_epochs(training: Training, folder: RunFolder, display: Display) -> None:
+    is_first = training.fabric.global_rank == 0
+    if is_first:
+        folder.cut_after(training.next_epoch - 1)
+        folder.set_status("running")
+        events = EventFile(folder / TENSORBOARD, training.next_epoch)
+    for epoch in range(training.next_epoch, training.config.epochs):
+        row, report = training.run_epoch(epoch, display)
+        is_best = row["test_error"] is not None and row["test_error"] < training.best_error
+        if is_best:
+            training.best_error = row["test_error"]
+        if is_first:
+            folder.append(METRICS, row)
+            if report:
+                folder.append(ALLOCATION, report.to_dict())
+            if gains := report.gains():  # of the last step alone: they are many
+                write_text(folder / GAINS, dumps({"epoch": epoch, "layers": gains}) + "\n")
+            if is_best:
+                save_weights(folder / BEST, training.model)
+            save_weights(folder / LAST, training.model)
+            # Last of all: whatever the lines above wrote is written again if this is not reached.
+            save_checkpoint(folder / CHECKPOINT, training.state(epoch))
+            folder.settle()
+            events.add(row, epoch)
+        display.epoch_done(row, report)
+    if training.config.holdout:
+        result = training.evaluate_holdout(display)
+        if is_first:
+            text = json.dumps(result) + "\n"
+            write_recorded(folder / HOLDOUT, lambda file: file.write(text.encode()))
+    if is_first:
+        folder.set_status("done")
+    training.fabric.barrier()  # nobody reads the folder before it is complete

@@ -1,0 +1,205 @@
+"""A run's network: built as its settings say, or loaded from its folder."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from selectconv.core.models import selective_layers
+from selectconv.errors import RunError, UsageError
+from selectconv.graph.convert import convert
+from selectconv.graph.example import evaluating
+from selectconv.lab.data.image_set import DatasetInfo
+from selectconv.lab.train.checkpoint import load_weights
+from selectconv.lab.train.config import TrainConfig, resolve
+from selectconv.lab.train.run_data import run_data
+from selectconv.lab.train.run_folder import BEST, LAST, RunFolder
+from selectconv.lab.zoo import create_model
+from selectconv.lab.zoo.external import build_external, is_external
+
+# The options of an external network that are `convert`'s, not the network's.
+_OF_CONVERT = ("realloc", "min_channels")
+_IMAGES = 2  # with which a network is tried
+
+
+def build_model(config: TrainConfig, info: DatasetInfo) -> nn.Module:
+    """Build a run's network for the images of a data set, in the run's memory format.
+
+    Raises:
+        TypeError, ValueError: the network or one of its options does not exist.
+        ConversionError: no conv of an external network can be selective.
+    """
+    build = _build_external if is_external(config.model) else _build_of_zoo
+    return in_layout(build(config, info), config)
+
+
+def build_plain(config: TrainConfig, info: DatasetInfo) -> nn.Module:
+    """Build the plain network of the same kind, which a run is compared with."""
+    return build_model(replace(config, method="plain", target_macs=None, target_params=None), info)
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run's network with its weights.
+
+    Attributes:
+        config: the run's settings.
+        info: its data set.
+        weights: the file of the weights.
+        model: the network as it was trained, in evaluation mode.
+    """
+
+    config: TrainConfig
+    info: DatasetInfo
+    weights: Path
+    model: nn.Module
+
+    def finished(self) -> nn.Module:
+        """Return the network as it is deployed; learned groups become group convs."""
+        return self.config.method_info.implementation().finish(self.model).eval()
+
+    def plain(self) -> nn.Module:
+        """Build the plain network of the same kind, with weights of its own."""
+        return build_plain(self.config, self.info).eval()
+
+
+def load_run(path: str | Path, *, best: bool = False) -> TrainedRun:
+    """Load a run's network with its last or best weights; no data is needed.
+
+    Raises:
+        UsageError: the folder is not a run, or has no weights yet.
+        RunError: the weights are damaged, or those of another network.
+    """
+    if not str(path):
+        raise UsageError("`dir` must be the folder of a run, got an empty name.")
+    folder = RunFolder(path)
+    try:
+        config = resolve(folder.read_config())
+    except RunError as error:
+        raise UsageError(str(error)) from error
+    weights = folder / (BEST if best else LAST)
+    info = run_data(folder.path, config)
+    if not weights.exists():
+        why = "the run has not finished an epoch yet."
+        if best and (folder / LAST).exists():
+            why = "a run without test images has no best epoch; leave out --best."
+        raise UsageError(f"there is no {weights}: {why}")
+    return TrainedRun(config, info, weights, load_network(config, info, weights))
+
+
+def load_network(config: TrainConfig, info: DatasetInfo, weights: Path) -> nn.Module:
+    """Build a run's network, in evaluation mode, with the weights of a file.
+
+    Raises:
+        RunError: the file is missing, damaged, or that of another network.
+    """
+    model = build_model(config, info)
+    load_weights(weights, model, slimmed=config.method_info.cuts)
+    return in_layout(model, config).eval()
+
+
+def in_layout(model: nn.Module, config: TrainConfig) -> nn.Module:
+    """Return the model with its weights in the run's memory format."""
+    if config.channels_last:
+        # A keyword that torch has and its type stubs do not.
+        model = cast(Any, model).to(memory_format=torch.channels_last)
+    return model
+
+
+def _build_of_zoo(config: TrainConfig, info: DatasetInfo) -> nn.Module:
+    options: dict[str, Any] = {
+        "stem": _stem_for(info),
+        # De-allocation alone needs no shifts (the parameter counts of Table 2).
+        "realloc": "none" if config.method_info.only_closes else "pointwise",
+        **config.method_info.network_options,
+        **config.model_options,
+    }
+    return create_model(
+        config.model,
+        num_classes=info.num_classes,
+        in_channels=info.shape[0],
+        selective=config.is_selective,
+        **options,
+    )
+
+
+def _stem_for(info: DatasetInfo) -> str:
+    """Return the stem that fits the images: the paper's for 32, 64 and 224 pixels."""
+    size = info.shape[1]
+    if info.classes:  # the user's own, of any size
+        return "cifar" if size < 48 else "tiny" if size < 112 else "imagenet"
+    return {"tiny-imagenet": "tiny", "imagenet": "imagenet"}.get(info.name, "cifar")
+
+
+def check_network(config: TrainConfig, info: DatasetInfo) -> None:
+    """Run a network from outside the zoo, which is thrown away, on two images.
+
+    It runs as in training and as in testing: some answer differently. No random numbers are used.
+
+    Raises:
+        ValueError: it fails, does not answer with one row of class scores per image, or has
+            selective layers already.
+    """
+    if not is_external(config.model):
+        return
+    with torch.random.fork_rng():
+        model = _build_outside(config, info)
+        if selective_layers(model):
+            raise ValueError(
+                f"`model` {config.model!r} must return a plain network, got one with selective "
+                "layers: leave out sc.convert, since `method` decides what is converted."
+            )
+        for training in (False, True):
+            _check_answer(_run(model.train(training), config, info), config, info)
+
+
+def _check_answer(answer: Any, config: TrainConfig, info: DatasetInfo) -> None:
+    got = f"a {type(answer).__name__}"
+    if isinstance(answer, torch.Tensor):
+        if answer.shape == (_IMAGES, info.num_classes):
+            return
+        got = f"one of shape {tuple(answer.shape)}"
+    raise ValueError(
+        f"`model` {config.model!r} must return a tensor (N, {info.num_classes}), one score for "
+        f"each class of {info.name}; for {_IMAGES} images it returned {got}."
+    )
+
+
+def _run(model: nn.Module, config: TrainConfig, info: DatasetInfo) -> Any:
+    """Run a network on images of zeros."""
+    images = torch.zeros(_IMAGES, *info.shape)
+    try:
+        with torch.no_grad():
+            return model(images)
+    except Exception as error:  # of a network that is not ours
+        shape = ", ".join(map(str, ("N", *info.shape)))
+        raise ValueError(
+            f"`model` {config.model!r} must take images of shape ({shape}) and return a tensor "
+            f"(N, {info.num_classes}); it fails with {type(error).__name__}: {error}"
+        ) from error
+
+
+def _build_outside(config: TrainConfig, info: DatasetInfo) -> nn.Module:
+    """Build a network that is not of the zoo, as it comes; lazy modules get their parameters."""
+    options = {key: v for key, v in config.model_options.items() if key not in _OF_CONVERT}
+    model = build_external(
+        config.model, num_classes=info.num_classes, in_channels=info.shape[0], options=options
+    )
+    if any(isinstance(module, LazyModuleMixin) for module in model.modules()):
+        with evaluating(model):
+            _run(model, config, info)
+    return model
+
+
+def _build_external(config: TrainConfig, info: DatasetInfo) -> nn.Module:
+    model = _build_outside(config, info)
+    if not config.is_selective:
+        return model
+    options = config.model_options
+    of_convert = {name: options[name] for name in _OF_CONVERT if name in options}
+    if config.method_info.only_closes:
+        of_convert.setdefault("realloc", "none")
+    return convert(model, torch.zeros(1, *info.shape), **of_convert)

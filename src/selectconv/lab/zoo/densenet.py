@@ -1,0 +1,135 @@
+"""DenseNet: the paper's DenseNet-40, -100, -121 and DenseNet-BC-190.
+
+The paper's DenseNet-40 (0.21M) and DenseNet-100 have bottlenecks and no compression; they are not
+the usual networks of these names.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from selectconv.checks import check_count
+from selectconv.lab.zoo.blocks import Network, build_stem, norm_relu_conv
+from selectconv.lab.zoo.registry import ModelOptions, Selection, register_model
+
+
+class DenseUnit(nn.Module):
+    """A dense unit: 1x1 to `4 * growth_rate` channels, 3x3 to `growth_rate` new ones."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        growth_rate: int,
+        selection: Selection | None,
+        *,
+        groups: int = 1,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        width = 4 * growth_rate
+        self.pointwise = norm_relu_conv(in_channels, width, 1, selection=selection, dropout=dropout)
+        self.spatial = norm_relu_conv(width, growth_rate, 3, selection=selection, groups=groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Append this unit's features to `x`."""
+        return torch.cat([x, self.spatial(self.pointwise(x))], dim=1)
+
+
+class DenseNet(Network):
+    """DenseNet (supplement, "Architectures"), and what CondenseNet makes of it.
+
+    Args:
+        options: as for `create_model`.
+        growth_rates: k of each block.
+        units: dense units in each block.
+        compression: theta; below 1 a 1x1 conv stands before the pooling between blocks.
+        groups: of the 3x3 convs.
+        dropout: rate of the dropout before the units' 1x1 convs.
+        own_stem: the stem where `options` names none.
+        stem_norm: BN and ReLU after the first conv of an "imagenet" stem.
+
+    Raises:
+        TypeError, ValueError: a size that is not a positive integer, or lists whose lengths differ.
+    """
+
+    def __init__(
+        self,
+        options: ModelOptions,
+        *,
+        growth_rates: Sequence[int],
+        units: Sequence[int],
+        compression: float = 1.0,
+        groups: int = 1,
+        dropout: float = 0.0,
+        own_stem: str = "cifar",
+        stem_norm: bool = False,
+    ) -> None:
+        if not units or len(growth_rates) != len(units):
+            raise ValueError(
+                "`growth_rates` and `units` must be equally long and not empty, "
+                f"got lengths {len(growth_rates)} and {len(units)}."
+            )
+        selection = options.selection
+        width = 2 * check_count("growth_rate", growth_rates[0], 1)
+        stem = build_stem(options.in_channels, width, options.stem or own_stem, norm=stem_norm)
+        blocks = nn.Sequential()
+        for number, (growth_rate, length) in enumerate(zip(growth_rates, units, strict=True)):
+            check_count("growth_rate", growth_rate, 1)
+            block = nn.Sequential()
+            for _ in range(check_count("units", length, 1)):
+                unit = DenseUnit(width, growth_rate, selection, groups=groups, dropout=dropout)
+                block.append(unit)
+                width += growth_rate
+            if number < len(units) - 1:
+                if compression < 1:
+                    narrow = math.floor(width * compression)
+                    block.append(norm_relu_conv(width, narrow, 1, selection=selection))
+                    width = narrow
+                block.append(nn.AvgPool2d(2))
+            blocks.append(block)
+        super().__init__(stem, blocks, width, options.num_classes)
+        nn.init.zeros_(self.classifier.bias)
+
+
+@register_model
+def densenet40(
+    options: ModelOptions, *, growth_rate: int = 12, units: Sequence[int] = (6, 6, 6)
+) -> DenseNet:
+    """DenseNet-40 of the paper: k = 12, 6-6-6 dense units, no compression; 0.21M parameters."""
+    return DenseNet(options, growth_rates=[growth_rate] * len(units), units=units)
+
+
+@register_model
+def densenet100(
+    options: ModelOptions, *, growth_rate: int = 12, units: Sequence[int] = (16, 16, 16)
+) -> DenseNet:
+    """DenseNet-100 of the paper: k = 12, 16-16-16 dense units, no compression; 1.00M parameters."""
+    return DenseNet(options, growth_rates=[growth_rate] * len(units), units=units)
+
+
+@register_model
+def densenet_bc190(
+    options: ModelOptions, *, growth_rate: int = 40, units: Sequence[int] = (31, 31, 31)
+) -> DenseNet:
+    """DenseNet-BC-190: k = 40, 31-31-31 dense units, compression 0.5; 25.6M parameters."""
+    return DenseNet(options, growth_rates=[growth_rate] * len(units), units=units, compression=0.5)
+
+
+@register_model
+def densenet121(
+    options: ModelOptions, *, growth_rate: int = 32, units: Sequence[int] = (6, 12, 24, 16)
+) -> DenseNet:
+    """DenseNet-121 for ImageNet: k = 32, 6-12-24-16 units, compression 0.5; 7.98M parameters."""
+    # BN and ReLU after the first conv: here the paper follows "the original architectures", and the
+    # original has them, as has torchvision's (7,978,856 parameters). The authors' code has an
+    # ImageNet stem without them (7,978,728) but no DenseNet-121; both counts print as 7.98M.
+    return DenseNet(
+        options,
+        growth_rates=[growth_rate] * len(units),
+        units=units,
+        compression=0.5,
+        own_stem="imagenet",
+        stem_norm=True,
+    )

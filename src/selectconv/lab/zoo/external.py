@@ -1,0 +1,130 @@
+"""Networks from outside the zoo: `timm:NAME`, or `package.module:function` of the user's own."""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from selectconv.checks import check_choice, suggest
+from selectconv.extras import import_extra
+from selectconv.lab.zoo.registry import list_models
+
+_TIMM = "timm"
+
+
+def is_external(name: str) -> bool:
+    """Return whether a model's name points outside the zoo."""
+    return ":" in name
+
+
+def check_model_name(name: str) -> str:
+    """Check the form of a model's name; whether it exists outside the zoo is not looked up.
+
+    Raises:
+        TypeError, ValueError: it is neither a name of the zoo nor one of the other two forms.
+
+    Example:
+        >>> check_model_name("timm:resnet18")
+        'timm:resnet18'
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"`model` must be a name, got {name!r}.")
+    if not is_external(name):
+        try:
+            return check_choice("model", name, list_models())
+        except ValueError as error:
+            raise ValueError(f"{error} Or timm:NAME, or package.module:function.") from None
+    place, _, function = name.partition(":")
+    words = place.split(".") if place != _TIMM else []
+    if not function or not all(word.isidentifier() for word in words):
+        raise ValueError(
+            "`model` must be a name of the zoo, timm:NAME, or package.module:function; "
+            f"got {name!r}."
+        )
+    return name
+
+
+def build_external(
+    name: str, *, num_classes: int, in_channels: int, options: Mapping[str, Any]
+) -> nn.Module:
+    """Build a plain network that is not of the zoo.
+
+    Args:
+        name: `timm:NAME`, or `package.module:function`, found as Python finds modules, the current
+            folder included. The function is called with `num_classes` and `in_channels`.
+        num_classes: outputs of the classifier.
+        in_channels: channels of the images.
+        options: further keyword arguments.
+
+    Raises:
+        ValueError: there is no such network, or what was built is not a module.
+    """
+    check_model_name(name)
+    place, _, function = name.partition(":")
+    if place == _TIMM:
+        return _build_timm(function, num_classes, in_channels, options)
+    build = _find_function(place, function)
+    try:
+        model = build(num_classes=num_classes, in_channels=in_channels, **options)
+    except TypeError as error:
+        raise ValueError(
+            f"`model` {name!r} must accept `num_classes`, `in_channels` and the model options "
+            f"{sorted(options)}; calling it failed: {error}."
+        ) from error
+    except Exception as error:  # of a function that is not ours
+        raise ValueError(
+            f"`model` {name!r} must return an nn.Module; calling it failed with "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"`model` {name!r} must return an nn.Module, got {type(model).__name__}.")
+    return model
+
+
+def _build_timm(
+    name: str, num_classes: int, in_channels: int, options: Mapping[str, Any]
+) -> nn.Module:
+    try:
+        timm = import_extra("timm", f"`model` timm:{name}", "timm", error=ValueError)
+    except RuntimeError as error:  # of torchvision, which timm imports
+        raise ValueError(
+            f"`model` timm:{name} needs timm, which cannot be imported here ({error}): install the "
+            "torchvision that belongs to this torch."
+        ) from error
+    if not timm.is_model(name):
+        hint = suggest(name, timm.list_models())
+        raise ValueError(f"`model`: timm {timm.__version__} has no network {name!r}.{hint}")
+    try:
+        model: nn.Module = timm.create_model(
+            name, num_classes=num_classes, in_chans=in_channels, **options
+        )
+    except Exception as error:  # of a network that is not ours
+        raise ValueError(
+            f"`model` timm:{name} cannot be built: {type(error).__name__}: {error}"
+        ) from error
+    return model
+
+
+def _find_function(place: str, function: str) -> Callable[..., object]:
+    here = os.getcwd()
+    if here not in sys.path:  # the console script's path begins with its own folder
+        sys.path.append(here)
+    try:
+        module = importlib.import_module(place)
+    except ImportError as error:
+        raise ValueError(
+            f"`model`: cannot import {place!r}: {error}; it is looked for in the current folder "
+            "and among the installed packages."
+        ) from error
+    except Exception as error:  # in a module that is not ours
+        raise ValueError(
+            f"`model`: importing {place!r} failed with {type(error).__name__}: {error}"
+        ) from error
+    build: Callable[..., object] | None = getattr(module, function, None)
+    if not callable(build):
+        hint = suggest(function, [name for name, value in vars(module).items() if callable(value)])
+        raise ValueError(f"`model`: {place} has no function {function!r}.{hint}")
+    return build

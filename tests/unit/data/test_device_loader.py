@@ -1,0 +1,319 @@
+"""Batches on the device against a loop over images; what they depend on, and what not."""
+
+import math
+from itertools import chain, pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from selectconv.lab.data import DatasetInfo, DeviceLoader, ImageSet, make_loader
+from selectconv.lab.data.serve.batches import draw_epoch
+
+# x * a + b in float32 against (x / 255 - mean) / std in float64, for values up to 3.
+TOLERANCE = 2e-6
+
+
+def make(count=23, shape=(3, 6, 5), padding=2, flip=True, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    channels = shape[0]
+    info = DatasetInfo(
+        name="toy",
+        title="Toy",
+        num_classes=10,
+        shape=shape,
+        num_train=count,
+        num_test=count,
+        padding=padding,
+        flip=flip,
+        mean=tuple(0.3 + 0.1 * channel for channel in range(channels)),
+        std=tuple(0.2 + 0.05 * channel for channel in range(channels)),
+    )
+    # No zeros: the frame can be told from the image.
+    images = torch.randint(1, 256, (count, *shape), generator=draw, dtype=torch.uint8)
+    return ImageSet(images, torch.randint(10, (count,), generator=draw)), info
+
+
+def augment(image, info, top, left, mirrored):
+    """One image, pixel by pixel: frame of zeros, crop, mirror, normalise."""
+    channels, height, width = info.shape
+    result = np.zeros(info.shape)
+    for channel in range(channels):
+        for y in range(height):
+            for x in range(width):
+                source_y, source_x = y + top - info.padding, x + left - info.padding
+                inside = 0 <= source_y < height and 0 <= source_x < width
+                pixel = int(image[channel, source_y, source_x]) if inside else 0
+                to = width - 1 - x if mirrored else x
+                result[channel, y, to] = (pixel / 255 - info.mean[channel]) / info.std[channel]
+    return torch.from_numpy(result)
+
+
+def oracle(images, info, batch_size, seed, epoch):
+    size = len(images)
+    draws = draw_epoch(size, seed=seed, epoch=epoch, padding=info.padding, flip=info.flip)
+    samples = list(zip(*(draw.tolist() for draw in draws), strict=True))
+    for start in range(0, size, batch_size):
+        batch = samples[start : start + batch_size]
+        batch = [s for s in batch if not s[3]] + [s for s in batch if s[3]]
+        pixels = [augment(images.images[index], info, *rest) for index, *rest in batch]
+        yield torch.stack(pixels), torch.tensor([int(images.labels[s[0]]) for s in batch])
+
+
+def load(images, info, batch_size=4, *, epoch=0, **options):
+    options = {"train": True, "seed": 5, **options}
+    return list(DeviceLoader(images, info, batch_size, **options).epoch(epoch))
+
+
+def assert_same(first, second):
+    assert len(first) == len(second)
+    for (a, x), (b, y) in zip(first, second, strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(x, y)
+
+
+CASES = {
+    "colour": {},
+    "grey": {"shape": (1, 7, 7), "padding": 3},
+    "wide": {"shape": (2, 3, 9), "padding": 1},
+    "no flip": {"flip": False},
+    "no padding": {"padding": 0},
+    "neither": {"padding": 0, "flip": False},
+    "padding beyond the image": {"shape": (1, 2, 2), "padding": 4},
+    "one image": {"count": 1},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_training_batches_are_those_of_a_loop_over_images(case, channels_last):
+    images, info = make(**CASES[case])
+    for epoch in (0, 3):
+        found = load(images, info, epoch=epoch, channels_last=channels_last)
+        wanted = list(oracle(images, info, 4, 5, epoch))
+        assert len(found) == len(wanted)
+        for (batch, labels), (pixels, classes) in zip(found, wanted, strict=True):
+            assert batch.dtype == torch.float32
+            assert batch.shape == pixels.shape
+            assert (batch - pixels).abs().max() < TOLERANCE
+            assert labels.tolist() == classes.tolist()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_way_of_accelerators_gives_the_same(case, monkeypatch):
+    images, info = make(**CASES[case])
+    wanted = load(images, info)
+    framed = DeviceLoader(images, info, 4, train=True)._framed
+    monkeypatch.setattr(type(framed), "_crop_runs", type(framed)._crop_bytes)
+    assert_same(load(images, info), wanted)
+
+
+def test_mirrored_images_come_last_and_are_about_half():
+    images, info = make(count=400, shape=(1, 1, 2), padding=0)
+    images.images[:] = torch.tensor([10, 200], dtype=torch.uint8)
+    flips = []
+    for batch, _ in load(images, info, 50):
+        mirrored = batch[:, 0, 0, 0] > batch[:, 0, 0, 1]
+        assert mirrored.tolist() == sorted(mirrored.tolist())
+        flips += mirrored.tolist()
+    # Five standard deviations of 400 fair coins.
+    assert abs(sum(flips) / 400 - 0.5) < 5 * math.sqrt(0.25 / 400)
+
+
+def test_crops_are_uniform_and_rows_and_columns_independent():
+    images, info = make(count=500, shape=(1, 9, 9), padding=2, flip=False)
+    images.images.zero_()
+    images.images[:, 0, 4, 4] = 255  # a point in the middle shows the shift
+    counts = torch.zeros(5, 5)
+    for epoch in range(10):
+        for batch, _ in load(images, info, 100, epoch=epoch):
+            at = batch.flatten(1).argmax(1)
+            for y, x in zip((at // 9).tolist(), (at % 9).tolist(), strict=True):
+                counts[y - 2, x - 2] += 1
+    assert counts.sum() == 5000
+    # Chi-squared with 24 degrees of freedom: above 60 once in 10,000 trials.
+    assert ((counts - 200) ** 2 / 200).sum() < 60
+
+
+def test_shifts_and_flips_differ_within_a_batch():
+    images, info = make(count=64, shape=(1, 9, 9), padding=2)
+    images.images[:] = images.images[0].clone()
+    batch, _ = load(images, info, 64)[0]
+    assert len({tuple(image.flatten().tolist()) for image in batch}) > 30  # of 50 possible ones
+
+
+def test_the_frame_is_black_before_normalisation():
+    images, info = make(count=8, shape=(1, 2, 2), padding=4)
+    black = -info.mean[0] / info.std[0]
+    values = torch.cat([batch.flatten() for batch, _ in load(images, info)])
+    assert (values - black).abs().min() < TOLERANCE
+    # No pixel of the images is 0, so nothing but the frame is that dark.
+    assert values.min() > black - TOLERANCE
+
+
+def test_an_epoch_shows_every_image_once():
+    images, info = make(count=50)
+    labelled = ImageSet(images.images, torch.arange(50))
+    labels = torch.cat([labels for _, labels in load(labelled, info, 8)])
+    assert sorted(labels.tolist()) == list(range(50))
+
+
+def test_seed_and_epoch_decide_everything():
+    images, info = make()
+    torch.manual_seed(1)
+    wanted = load(images, info)
+    torch.manual_seed(2)
+    assert_same(load(images, info), wanted)
+    for other in (load(images, info, seed=6), load(images, info, epoch=1)):
+        assert not torch.equal(other[0][0], wanted[0][0])
+        assert not torch.equal(torch.cat([y for _, y in other]), torch.cat([y for _, y in wanted]))
+
+
+def test_epochs_can_be_taken_in_any_order_and_broken_off():
+    images, info = make()
+    loader = DeviceLoader(images, info, 4, train=True, seed=5)
+    next(loader.epoch(7))
+    first, second = loader.epoch(0), loader.epoch(1)
+    interleaved = [batch for pair in zip(first, second, strict=True) for batch in pair]
+    assert_same(interleaved[::2], load(images, info, epoch=0))
+    assert_same(interleaved[1::2], load(images, info, epoch=1))
+
+
+def test_the_global_random_state_and_the_threads_are_left_alone():
+    images, info = make()
+    torch.set_num_threads(2)
+    before = torch.get_rng_state()
+    for train in (True, False):
+        for _ in DeviceLoader(images, info, 4, train=train, seed=5).epoch(0):
+            assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == 2
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def by_image(batches):
+    """A batch as a set: its images with their labels, in a fixed order."""
+    return [
+        sorted(
+            (label, tuple(image.flatten().tolist())) for image, label in zip(*batch, strict=True)
+        )
+        for batch in ((images, labels.tolist()) for images, labels in batches)
+    ]
+
+
+@pytest.mark.parametrize("count", [24, 23, 21])
+def test_two_ranks_see_together_what_one_process_sees(count):
+    images, info = make(count=count)
+    whole = by_image(load(images, info, 8))
+    ranks = [load(images, info, 4, rank=rank, world_size=2) for rank in (0, 1)]
+    assert len(ranks[0]) == len(ranks[1]) == len(whole)
+    together = [
+        sorted(first + second)
+        for first, second in zip(*(by_image(rank) for rank in ranks), strict=True)
+    ]
+    assert together == whole
+
+
+def test_the_batch_size_does_not_change_what_an_image_becomes():
+    images, info = make(count=24)
+    large, small = (by_image(load(images, info, size)) for size in (8, 3))
+    assert sorted(chain(*large)) == sorted(chain(*small))
+
+
+def test_test_batches_are_plain_and_in_order():
+    images, info = make(count=10)
+    found = load(images, info, 4, train=False)
+    assert [len(batch) for batch, _ in found] == [4, 4, 2]
+    mean, std = (torch.tensor(v, dtype=torch.float64).view(-1, 1, 1) for v in (info.mean, info.std))
+    wanted = (images.images.double() / 255 - mean) / std
+    assert (torch.cat([batch for batch, _ in found]) - wanted).abs().max() < TOLERANCE
+    assert torch.equal(torch.cat([labels for _, labels in found]), images.labels)
+    assert_same(load(images, info, 4, train=False, epoch=3, seed=9), found)
+
+
+def test_test_batches_of_two_ranks_are_each_image_once():
+    images, info = make(count=9)
+    ranks = [load(images, info, 2, train=False, rank=rank, world_size=2) for rank in (0, 1)]
+    assert [len(rank) for rank in ranks] == [3, 2]
+    whole = by_image(load(images, info, 9, train=False))[0]
+    assert sorted(chain(*by_image(ranks[0]), *by_image(ranks[1]))) == whole
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_length_and_last_batch(train):
+    images, info = make(count=10)
+    loader = DeviceLoader(images, info, 4, train=train)
+    assert len(loader) == 3
+    assert loader.num_images == 10
+    assert [len(labels) for _, labels in loader.epoch(0)] == [4, 4, 2]
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_memory_format(train):
+    images, info = make()
+    plain = load(images, info, train=train)
+    for batch, _ in plain:
+        assert batch.is_contiguous()
+    last = load(images, info, train=train, channels_last=True)
+    for batch, _ in last:
+        assert batch.is_contiguous(memory_format=torch.channels_last)
+    assert_same(last, plain)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_writing_into_a_batch_harms_nothing(train):
+    images, info = make()
+    loader = DeviceLoader(images, info, 4, train=train, seed=5)
+    kept = images.images.clone(), images.labels.clone()
+    wanted = list(loader.epoch(0))
+    for batch, labels in loader.epoch(0):
+        batch.zero_()
+        labels.zero_()
+    assert_same(list(loader.epoch(0)), wanted)
+    assert torch.equal(images.images, kept[0])
+    assert torch.equal(images.labels, kept[1])
+
+
+def test_batches_of_an_epoch_share_no_memory():
+    images, info = make()
+    batches = load(images, info)
+    for (first, _), (second, _) in pairwise(batches):
+        assert first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "`batch_size` must be at least 1, got 0"),
+        ({"seed": -1}, "`seed` must be at least 0, got -1"),
+        ({"rank": 1}, "`rank` must be less than 1, got 1"),
+        ({"world_size": 24}, "23 images give no batch of 4 for each of 24"),
+    ],
+)
+def test_wrong_arguments_are_refused(options, message):
+    images, info = make()
+    with pytest.raises(ValueError, match=message):
+        DeviceLoader(images, info, **{"batch_size": 4, "train": True, **options})
+
+
+def test_images_of_another_shape_are_refused():
+    images, _ = make()
+    _, info = make(shape=(1, 6, 5))
+    with pytest.raises(ValueError, match=r"must have shape \(N, 1, 6, 5\), got \(23, 3, 6, 5\)"):
+        DeviceLoader(images, info, 4, train=True)
+
+
+def test_make_loader_passes_everything_on():
+    images, info = make()
+    options = {"train": True, "seed": 7, "rank": 1, "world_size": 2, "channels_last": True}
+    found = list(make_loader(images, info, 4, **options).epoch(1))
+    assert_same(found, load(images, info, 4, epoch=1, **options))
+    assert found[0][0].is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.gpu
+def test_another_device_sees_the_same_images():
+    images, info = make()
+    for (a, x), (b, y) in zip(load(images, info, device="cuda"), load(images, info), strict=True):
+        assert a.device.type == "cuda"
+        assert (a.cpu() - b).abs().max() < TOLERANCE
+        assert torch.equal(x.cpu(), y)

@@ -1,0 +1,253 @@
+"""A file gives the model back, needs no code of it, and a damaged one is refused in one line."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import selectconv as sc
+from scrambled import scramble
+from selectconv.deploy.compressed_file import FORMAT
+from tiny_models import Net, conv_net
+
+FILES = Path(__file__).parents[2] / "support" / "files"
+X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def small():
+    torch.manual_seed(0)
+    return sc.compress(scramble(conv_net(), moved=0.2), X)
+
+
+@pytest.fixture
+def file(small, tmp_path):
+    path = tmp_path / "small.safetensors"
+    sc.save_compressed(small, path)
+    return path
+
+
+def parts(path):
+    with safe_open(path, framework="pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        return tensors, json.loads(opened.metadata()["selectconv"])
+
+
+def rewrite(path, tensors, description):
+    save_file(tensors, path, metadata={"selectconv": json.dumps(description)})
+
+
+def test_one_wrong_bit_is_refused(file):
+    whole = file.read_bytes()
+    start = 8 + int.from_bytes(whole[:8], "little")
+    for place in (start, (start + len(whole)) // 2, len(whole) - 1):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        file.write_bytes(damaged)
+        with pytest.raises(sc.CompressionError, match="is damaged: it is not what was saved"):
+            sc.load_compressed(file)
+    file.write_bytes(whole)
+    sc.load_compressed(file)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: conv_net(),
+        lambda: sc.create_model("densenet40", selective=True, growth_rate=8, units=(3, 1, 1)),
+        lambda: sc.create_model("resnet164", selective=True, width=8, blocks=(2, 1, 1)),
+        lambda: sc.create_model("resnext29", selective=True, realloc="all", width=4, blocks=(1, 1)),
+    ],
+)
+def test_round_trip(build, tmp_path):
+    model = scramble(build(), closed=0.5)
+    small = sc.compress(model, X)
+    sc.save_compressed(small, tmp_path / "small.safetensors")
+    again = sc.load_compressed(tmp_path / "small.safetensors")
+    assert torch.equal(again(X), small(X))
+    assert {name: tuple(value.shape) for name, value in again.named_parameters()} == {
+        name: tuple(value.shape) for name, value in small.named_parameters()
+    }
+    assert not again.training
+    sc.save_compressed(again, tmp_path / "again.safetensors")  # what was read can be written
+    assert torch.equal(sc.load_compressed(tmp_path / "again.safetensors")(X), small(X))
+
+
+def test_statistics_and_conditions_can_be_saved(tmp_path):
+    def run(net, x):
+        x = net.a(x)
+        x = (x - x.amin((2, 3), keepdim=True)) * torch.rsqrt(torch.var(x, 1, keepdim=True) + 1e-5)
+        x = torch.addcmul(x, x, 1 / (x.norm(p=2, dim=(2, 3), keepdim=True) + 1e-5))  # ConvNeXt V2's
+        return torch.where(x > 0.1, x.square(), x.amax(1, keepdim=True))
+
+    small = sc.compress(Net(run, a=nn.Conv2d(3, 8, 1)), X)
+    sc.save_compressed(small, tmp_path / "file")
+    assert torch.equal(sc.load_compressed(tmp_path / "file")(X), small(X))
+
+
+def test_the_type_of_a_weight_can_be_saved(tmp_path):
+    net = Net(lambda net, x: net.b(net.a(x).to(net.b.weight.dtype)), a=nn.Conv2d(3, 8, 1))
+    net.b = sc.SelectConv2d(8, 4, 1)
+    small = sc.compress(scramble(net), X)
+    sc.save_compressed(small, tmp_path / "file")
+    again = sc.load_compressed(tmp_path / "file")
+    assert torch.equal(again(X), small(X))
+    assert list(again.state_dict()) == list(small.state_dict())
+    assert again.double()(X.double()).dtype == torch.float64
+
+
+def test_loaded_weights_have_memory_of_their_own(file):
+    # Parts of the file's memory begin anywhere, for which BLAS rounds in another order.
+    state = sc.load_compressed(file).state_dict()
+    assert len({value.untyped_storage().data_ptr() for value in state.values()}) == len(state)
+    assert all(value.data_ptr() % 64 == 0 for value in state.values())
+
+
+def test_settings_of_modules_come_back(tmp_path):
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2, padding=2, dilation=2, padding_mode="reflect", bias=False),
+        nn.BatchNorm2d(8, eps=0.1),
+        nn.PReLU(8),
+        nn.Conv2d(8, 8, 3, padding="same", groups=4),
+        nn.LeakyReLU(0.3),
+        nn.GroupNorm(2, 8),
+        nn.MaxPool2d(2, ceil_mode=True),
+        nn.Flatten(),
+        nn.LazyLinear(3),
+    )
+    model(X)
+    small = sc.compress(model.double(), X.double())
+    sc.save_compressed(small, tmp_path / "file")
+    assert torch.equal(sc.load_compressed(tmp_path / "file")(X.double()), small(X.double()))
+
+
+def test_the_file_appears_whole_or_not_at_all(small, tmp_path, monkeypatch):
+    path = tmp_path / "small.safetensors"
+    path.write_text("what was there before")
+
+    def fail(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(sc.CompressionError, match="cannot be written: No space left"):
+        sc.save_compressed(small, path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["small.safetensors"]
+    assert path.read_text() == "what was there before"
+
+
+def test_refuses_a_path_that_cannot_be_written(small, tmp_path):
+    with pytest.raises(sc.CompressionError, match=r"no/file cannot be written: No such file"):
+        sc.save_compressed(small, tmp_path / "no" / "file")
+
+
+def test_refuses_what_is_not_compressed(tmp_path):
+    with pytest.raises(TypeError, match=r"must be what sc\.compress returned, got Sequential"):
+        sc.save_compressed(conv_net(), tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (
+            lambda net, x: torch.fft.fft2(net.a(x)).real,
+            r"function `torch\.fft\.fft2` cannot be described",
+        ),
+        (lambda net, x: torch.cumprod(net.a(x), 1), r"function `torch\.cumprod` cannot be descr"),
+        (lambda net, x: net.a(x).cumprod(1), "method 'cumprod' cannot be described"),
+        (lambda net, x: net.odd(net.a(x)), "module `odd` of type LocalResponseNorm cannot"),
+    ],
+)
+def test_refuses_unknown_operations_by_name(run, message, tmp_path):
+    net = Net(run, a=nn.Conv2d(3, 8, 1), odd=nn.LocalResponseNorm(2))
+    with pytest.raises(sc.CompressionError, match=message):
+        sc.save_compressed(sc.compress(net, X), tmp_path / "file")
+    assert list(tmp_path.iterdir()) == []
+
+
+def edit_weights(change):
+    def edit(tensors, description):
+        change(tensors)
+
+    return edit
+
+
+def edit_step(place, value, op):
+    def edit(tensors, description):
+        step = next(step for step in description["steps"] if step[0] == op)
+        step[place] = value
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (edit_weights(lambda t: t.pop("head.bias")), "does not match the weights: 'head.bias' is"),
+        (edit_weights(lambda t: t.update(x=torch.ones(1))), "'x' is not expected"),
+        (
+            edit_weights(lambda t: t.update({"head.bias": torch.ones(7)})),
+            r"'head.bias' has shape \(7,\) instead of \(4,\)",
+        ),
+        (edit_step(2, "os.system", "call_function"), "unknown function, 'os.system'"),
+        (edit_step(2, "nothing", "call_module"), "calls 'nothing', which it does not define"),
+        (edit_step(0, "exec", "call_module"), "unknown kind of step, 'exec'"),
+        (edit_step(2, "x=print(1)", "placeholder"), r"holds 'x=print\(1\)' in place of a name"),
+        (edit_step(2, "lambda", "placeholder"), "cannot be read, or does not match.*SyntaxError"),
+        (edit_step(2, "1x", "placeholder"), "cannot be read, or does not match.*SyntaxError"),
+        (edit_step(3, [{"node": "nobody"}], "call_module"), "cannot be read.*KeyError: 'nobody'"),
+        (edit_step(3, [{"code": "1"}], "call_module"), "unknown kind of value, 'code'"),
+        (lambda t, d: d.update(format="other"), "has the format 'other'; this version reads"),
+        (lambda t, d: d["modules"].update(stem=["Odd", {}]), "unknown module, 'Odd'"),
+        (lambda t, d: d.pop("steps"), "cannot be read, or does not match the weights"),
+    ],
+)
+def test_refuses_a_description_that_does_not_match(edit, message, file):
+    tensors, description = parts(file)
+    assert description["format"] == FORMAT
+    edit(tensors, description)
+    rewrite(file, tensors, description)
+    with pytest.raises(sc.CompressionError, match=message) as caught:
+        sc.load_compressed(file)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_refuses_attributes_and_methods_that_are_not_listed(tmp_path):
+    def run(net, x):
+        return net.a(x).view(x.shape[0], -1)
+
+    path = tmp_path / "file"
+    sc.save_compressed(sc.compress(Net(run, a=nn.Conv2d(3, 8, 1)), X), path)
+    for op, change, message in (
+        ("call_method", lambda step: step.__setitem__(2, "__reduce__"), "unknown method"),
+        ("call_function", lambda step: step[3].__setitem__(1, "__class__"), "the attribute"),
+    ):
+        tensors, description = parts(path)
+        change(next(step for step in description["steps"] if step[0] == op))
+        rewrite(tmp_path / "odd", tensors, description)
+        with pytest.raises(sc.CompressionError, match=message):
+            sc.load_compressed(tmp_path / "odd")
+
+
+def test_refuses_other_files(tmp_path, file):
+    with pytest.raises(sc.CompressionError, match="gone is not a compressed model"):
+        sc.load_compressed(tmp_path / "gone")
+    save_file({"weight": torch.ones(2)}, tmp_path / "weights")
+    with pytest.raises(sc.CompressionError, match="holds weights without a description"):
+        sc.load_compressed(tmp_path / "weights")
+    (tmp_path / "cut").write_bytes(file.read_bytes()[:200])
+    with pytest.raises(sc.CompressionError, match="cut is not a compressed model"):
+        sc.load_compressed(tmp_path / "cut")
+
+
+def test_files_from_before_shifted_channels_were_joined():
+    # Their shifted slots are a second conv, whose output is added.
+    outputs = load_file(FILES / "compressed_0.2_shifts_outputs.safetensors")
+    small = sc.load_compressed(FILES / "compressed_0.2_shifts.safetensors")
+    with torch.no_grad():
+        torch.testing.assert_close(small(outputs["x"]), outputs["y"], rtol=1e-5, atol=1e-5)

@@ -1,0 +1,89 @@
+"""A traced model: its operations in order, with kinds, shapes and multiply-adds."""
+
+import pytest
+import torch
+from torch import nn
+
+import selectconv as sc
+from selectconv.graph.dataflow import trace_dataflow
+from selectconv.graph.kinds import Kind
+from tiny_models import Net, assert_same, conv_net, snapshot
+
+X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def test_operations_in_order():
+    model = conv_net()
+    flow = trace_dataflow(model, X)
+    rows = [(op.kind, op.shape) for op in flow.operations.values()]
+    maps = (2, 12, 8, 8)
+    assert rows == [
+        (Kind.INPUT, (2, 3, 8, 8)), (Kind.CONV, maps), (Kind.NORM, maps),
+        (Kind.CHANNELWISE, maps), (Kind.CONV, maps), (Kind.NORM, maps), (Kind.CHANNELWISE, maps),
+        (Kind.CONV, maps), (Kind.CHANNELWISE, (2, 12, 1, 1)), (Kind.OTHER, (2, 12)),
+        (Kind.LINEAR, (2, 4)), (Kind.OUTPUT, (2, 4)),
+    ]  # fmt: skip
+    assert sum(flow.macs.values()) == 2 * (64 * (12 * 27 + 144 + 144 * 9) + 48)
+    convs = [op.module for op in flow.operations.values() if op.kind is Kind.CONV]
+    assert convs[1:] == [model.conv1, model.conv2]  # selective layers are the model's own
+    assert convs[0] is not model.stem
+    assert convs[0].weight is model.stem.weight
+    assert next(iter(flow.operations.values())).channels == 3
+
+
+def test_the_model_is_left_as_it_is():
+    model = conv_net().train()
+    before = snapshot(model)
+    trace_dataflow(model, X)
+    assert_same(snapshot(model), before)
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        (nn.Conv2d(3, 4, 1), Kind.CONV),
+        (nn.BatchNorm2d(3), Kind.NORM),
+        (sc.SelectConv2d(3, 4, 1), Kind.CONV),
+    ],
+)
+def test_a_layer_alone(model, kind):
+    kinds = [op.kind for op in trace_dataflow(model, X).operations.values()]
+    assert kinds[1] is kind
+
+
+def test_parameters_and_buffers():
+    net = Net(lambda net, x: x * net.scale + net.offset)
+    net.scale = nn.Parameter(torch.ones(3, 1, 1))
+    net.register_buffer("offset", torch.ones(1))
+    flow = trace_dataflow(net, X)
+    tensors = [flow.tensor(op.node) for op in flow.operations.values() if op.kind is Kind.TENSOR]
+    assert tensors[0] is net.scale
+    assert torch.equal(tensors[1], net.offset)
+
+
+def test_arguments_with_defaults_may_be_left_out():
+    class Scaled(nn.Module):
+        def forward(self, x, scale=2.0):
+            return x * scale
+
+    for example in (X, (X,), {"x": X}, {"x": X, "scale": 3.0}):
+        assert Kind.CHANNELWISE in [
+            op.kind for op in trace_dataflow(Scaled(), example).operations.values()
+        ]
+
+
+def test_errors_are_one_line_and_nothing_is_printed(capfd):
+    with pytest.raises(sc.CompressionError, match=r"`example_input`: .* fails on it with Given gr"):
+        trace_dataflow(conv_net(), torch.zeros(1, 5, 8, 8))
+    assert capfd.readouterr() == ("", "")
+    with pytest.raises(sc.CompressionError, match="`example_input` lacks 'input'"):
+        trace_dataflow(conv_net(), {"y": X})
+    with pytest.raises(TypeError, match=r"`model` must be an nn\.Module, got list"):
+        trace_dataflow([], X)
+
+
+def test_refuses_the_authors_placement():
+    model = sc.create_model("densenet40", selective=True, placement="before-norm", units=(1, 1, 1))
+    with pytest.raises(sc.CompressionError, match="placement='input'"):
+        trace_dataflow(model, X)

@@ -1,0 +1,191 @@
+"""Traced graphs without writes and without what does nothing compute what the model computes."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import selectconv as sc
+from selectconv.graph.dataflow import trace_dataflow
+from tiny_models import Net
+
+X = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
+
+
+def second_name(net, x):
+    y = net.conv(x)
+    z = y
+    y += 1
+    y *= 2
+    return net.conv(z)
+
+
+def numbers(net, x):
+    height = width = x.shape[2]
+    height //= 2
+    height += 1
+    return F.interpolate(net.conv(x), (height, width))
+
+
+def written_module(net, x):
+    y = net.conv(x)
+    net.relu(y)
+    return net.conv(y)
+
+
+def written_function(net, x):
+    y = net.conv(x)
+    torch.relu_(y)
+    F.elu(y, 2.0, True)
+    y.add_(1).mul_(2)
+    return y
+
+
+def written_view_alone(net, x):
+    y = net.conv(x).flatten(1)
+    y += 1
+    return y
+
+
+def written_clone(net, x):
+    y = net.conv(x)
+    z = y.clone()
+    z -= 1
+    return y + z
+
+
+def written_parameter(net, x):
+    total = net.conv(x).sum()
+    total += 1
+    return total
+
+
+def viewed_after_the_write(net, x):
+    y = net.conv(x)
+    y.add_(1)
+    return y.flatten(1) * 2
+
+
+def written_by_its_own_view(net, x):
+    y = net.conv(x)
+    y.mul_(y.view(2, 4, 6, 6))
+    return net.conv(y)
+
+
+RUNS = [
+    second_name, numbers, written_module, written_function, written_view_alone, written_clone,
+    written_parameter, viewed_after_the_write, written_by_its_own_view,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__name__)
+def test_writes_become_values(run):
+    net = Net(run, conv=nn.Conv2d(4, 4, 1), relu=nn.ReLU(inplace=True)).eval()
+    want = net(X)
+    flow = trace_dataflow(net, X)
+    torch.testing.assert_close(flow.root(X), want)
+    names = [str(getattr(node.target, "__name__", node.target)) for node in flow.operations]
+    assert not any(name.endswith("_") or name in ("iadd", "imul", "ifloordiv") for name in names)
+    assert net.relu.inplace  # the model's own
+    torch.testing.assert_close(sc.compress(net, X)(X), want)
+
+
+def part(net, x):
+    first, second = net.conv(x).chunk(2, 1)
+    first += 1
+    return torch.cat([first, second], 1)
+
+
+def flattened(net, x):
+    y = net.conv(x)
+    net.flatten(y).relu_()
+    return net.conv(y)
+
+
+def part_under_two_names(net, x):
+    parts = net.conv(x).chunk(2, 1)
+    first, same = parts[0], parts[-2]
+    first += 1
+    return torch.cat([first, same], 1)
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (part_under_two_names, "`iadd` writes in place into a part of a tensor that is read"),
+        (flattened, "`relu_` writes in place into a part of a tensor that is read again"),
+        (lambda net, x: net.conv(x).fill_(0.0), "`fill_` writes in place in a way that is not"),
+    ],
+)
+def test_refuses_writes_that_cannot_be_followed(run, message):
+    net = Net(run, conv=nn.Conv2d(4, 4, 1), flatten=nn.Flatten())
+    with pytest.raises(sc.CompressionError, match=message):
+        trace_dataflow(net, X)
+
+
+def test_one_of_several_views_may_be_written():
+    net = Net(part, conv=nn.Conv2d(4, 4, 1))
+    with torch.no_grad():  # autograd refuses such writes
+        torch.testing.assert_close(trace_dataflow(net, X).root(X), net(X))
+
+
+def test_what_does_nothing_at_inference_is_gone():
+    def run(net, x):
+        torch._assert(x.dim() == 4, "a batch of images")
+        x = net.alpha(net.drop(net.same(net.conv(x)))).detach()
+        unused = net.conv(x)
+        unused.relu_()
+        return F.dropout(x, 0.5, net.training).clone()
+
+    net = Net(
+        run, conv=nn.Conv2d(4, 4, 1), drop=nn.Dropout2d(), alpha=nn.AlphaDropout(),
+        same=nn.Identity(),
+    )  # fmt: skip
+    flow = trace_dataflow(net, X)
+    assert [node.target for node in flow.operations] == ["x", "conv", "output"]
+    assert list(flow.macs.values()) == [0, 2 * 36 * 16, 0]
+
+
+@pytest.mark.parametrize(
+    ("drop", "arguments"),
+    [(F.dropout, {}), (torch.dropout, {"p": 0.5, "train": True})],  # torch's has another name
+)
+def test_dropout_that_is_always_on_stays(drop, arguments):
+    net = Net(lambda net, x: drop(net.conv(x), **arguments), conv=nn.Conv2d(4, 4, 1))
+    assert drop in [node.target for node in trace_dataflow(net, X).operations]
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [
+        ((3, 4), nn.BatchNorm1d),
+        ((3, 4, 5), nn.BatchNorm1d),
+        ((3, 4, 5, 5), nn.BatchNorm2d),
+        ((3, 4, 2, 2, 2), nn.BatchNorm3d),
+    ],
+)
+def test_functional_batch_norms_become_modules(shape, kind):
+    def run(net, x):
+        state = net.norm.running_mean, net.norm.running_var, net.norm.weight, net.norm.bias
+        return F.batch_norm(x, *state, net.norm.training, net.norm.momentum, net.norm.eps)
+
+    norm = nn.BatchNorm1d(4, eps=0.1, momentum=0.3)
+    norm.num_batches_tracked += 7
+    norm.running_var += 2
+    flow = trace_dataflow(Net(run, norm=norm), torch.randn(shape))
+    (made,) = (op.module for op in flow.operations.values() if op.module is not None)
+    assert type(made) is kind
+    assert (made.eps, made.momentum, int(made.num_batches_tracked)) == (0.1, 0.3, 7)
+    x = torch.randn(shape)
+    torch.testing.assert_close(flow.root(x), run(Net(run, norm=norm).eval(), x))
+
+
+def test_a_functional_batch_norm_that_always_trains_stays():
+    def run(net, x):
+        state = net.norm.running_mean, net.norm.running_var, net.norm.weight, net.norm.bias
+        return F.batch_norm(net.conv(x), *state, True)
+
+    net = Net(run, conv=nn.Conv2d(4, 4, 1), norm=nn.BatchNorm2d(4)).eval()
+    flow = trace_dataflow(net, X)
+    assert F.batch_norm in [node.target for node in flow.operations]
+    torch.testing.assert_close(flow.root(X), net(X))  # by the batch's own moments

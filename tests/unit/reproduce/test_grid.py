@@ -1,0 +1,109 @@
+"""The grids say what the issue and the paper say, and nothing of them stands in code."""
+
+import pytest
+
+from selectconv.lab.reproduce.grid import SCALES, TABLES, load_grid
+
+# Section 3 and supplement B: epochs of each pair, three seeds.
+PAPER_EPOCHS = {
+    "cifar10": 300,
+    "cifar100": 300,
+    "fashion-mnist": 300,
+    "tiny-imagenet": 200,
+    "imagenet": 120,
+}
+ABLATIONS = ("plain", "dealloc", "zero", "random", "shift", "select")
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_grid_loads_and_names_its_test(table, scale):
+    grid = load_grid(table, scale)
+    assert (grid.table, grid.scale) == (table, scale)
+    assert "paired" in grid.test
+    assert len({run.name for run in grid.runs}) == len(grid.runs) > 0
+    # Stage by stage, and there seed by seed: what is finished early can be compared.
+    order = [(run.stage, run.settings["seed"]) for run in grid.runs]
+    assert order == sorted(order)
+
+
+@pytest.mark.parametrize(
+    ("table", "count"), [("table1", 96), ("table2", 18), ("table3", 12), ("ablation", 18)]
+)
+def test_the_full_scale_is_the_paper(table, count):
+    grid = load_grid(table, "full")
+    assert len(grid.runs) == count
+    assert {run.settings["seed"] for run in grid.runs} == {0, 1, 2}
+    for run in grid.runs:
+        assert set(run.settings) == {"model", "data", "method", "seed"}  # all else: the defaults
+        if run.problem is not None:
+            continue
+        wanted = 600 if run.config.model == "condensenet182" else PAPER_EPOCHS[run.config.data]
+        assert run.config.epochs == wanted
+        assert run.config.gamma == (0.0005 if run.config.model == "densenet121" else 0.001)
+        assert (run.config.subset, run.config.image_size, run.config.grace) == (None, None, 0)
+
+
+def seeds_by(runs, key):
+    found = {}
+    for run in runs:
+        found.setdefault(key(run), set()).add(run.config.seed)
+    return found
+
+
+def test_the_reduced_ablation_has_the_promised_seeds():
+    runs = load_grid("ablation", "reduced").runs
+    assert all(run.config.holdout for run in runs)
+    shared = [run for run in runs if run.config.weight_decay == 0.001]
+    seeds = seeds_by(shared, lambda run: run.config.method)
+    assert seeds["plain"] == seeds["select"] == set(range(20, 30))
+    for method in ABLATIONS:
+        assert len(seeds[method]) >= 6
+        assert seeds[method] <= seeds["plain"]  # so that every pair can be formed
+    by_gradient = {run.config.seed for run in shared if run.config.growth == "gradient"}
+    assert by_gradient == seeds["plain"]
+    free = {"method": "", "seed": 0, "growth": ""}
+    common = [{**run.config.to_dict(), **free} for run in shared]
+    assert all(config == common[0] for config in common)
+    others = [run for run in runs if run not in shared]
+    assert {run.config.method for run in others} == {"plain"}
+    assert {run.config.seed for run in others} == seeds["plain"]
+    assert runs[0].stage < others[0].stage  # the first question first
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "images", "epochs", "count"),
+    [
+        ("densenet40", "fashion-mnist", 10_000, 40, 10),
+        ("densenet40", "cifar10", 40_000, 10, 6),
+        ("selectconv.lab.reproduce.networks:small_mobilenet", "cifar10", 10_000, 40, 6),
+    ],
+)
+def test_the_reduced_table_1_has_the_promised_settings(model, data, images, epochs, count):
+    runs = [
+        run
+        for run in load_grid("table1", "reduced").runs
+        if (run.config.model, run.config.data, run.config.subset) == (model, data, images)
+    ]
+    assert all(run.config.holdout and run.config.epochs == epochs for run in runs)
+    seeds = seeds_by(runs, lambda run: run.config.method)
+    assert seeds == {key: set(range(20, 20 + count)) for key in ("plain", "select")}
+
+
+def test_the_reduced_table_2_sets_the_same_cost_for_every_method():
+    grid = load_grid("table2", "reduced")
+    assert grid.margin == 0.5
+    dense = [run for run in grid.runs if run.config.model == "densenet40"]
+    seeds = seeds_by(dense, lambda run: (run.config.method, run.config.bn_sparsity == 0))
+    assert len(seeds) == 5
+    assert all(len(own) == 6 for own in seeds.values())
+    assert {run.config.target_macs for run in dense} == {None, 0.5}
+    condense = [run for run in grid.runs if run.config.model == "condensenet182"]
+    assert set(seeds_by(condense, lambda run: run.config.method)) == {"plain", "lgc", "dealloc"}
+
+
+def test_an_unknown_table_or_scale_is_refused():
+    with pytest.raises(ValueError, match="Did you mean 'table1'"):
+        load_grid("tabel1", "full")
+    with pytest.raises(ValueError, match="got 'big'"):
+        load_grid("table1", "big")

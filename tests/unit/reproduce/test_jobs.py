@@ -1,0 +1,171 @@
+"""Runs as processes: what is left, how they end, how many at a time, and that nothing survives."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fake_runs import SETTINGS, write_run
+from selectconv.errors import RunError
+from selectconv.lab.reproduce import jobs
+from selectconv.lab.reproduce.grid import PlannedRun
+from selectconv.lab.reproduce.local_engine import run_local
+
+
+def planned(name="a", **settings):
+    return PlannedRun(name, {**SETTINGS, "method": "plain", "seed": 0, **settings})
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """Replace a run's command by a script."""
+
+    def replace(code):
+        def prepare(run, out):
+            (out / jobs.LOGS).mkdir(parents=True, exist_ok=True)
+            return [sys.executable, "-c", code, run.name, str(out)]
+
+        monkeypatch.setattr(jobs, "prepare", prepare)
+
+    return replace
+
+
+def test_states(tmp_path):
+    run = planned()
+    assert jobs.find_state(run, tmp_path) == "new"
+    folder = write_run(tmp_path / "runs" / "a", method="plain")
+    assert jobs.find_state(run, tmp_path) == "done"
+    (folder / "status.json").write_text('{"status": "failed", "message": "x"}')
+    assert jobs.find_state(run, tmp_path) == "resume"
+    assert jobs.find_state(PlannedRun("b", {}, "no such method"), tmp_path) == "cannot"
+    with pytest.raises(
+        RunError, match=r"a holds a run with epochs 6, wanted 7: choose another --out"
+    ):
+        jobs.find_state(planned(epochs=7), tmp_path)
+
+
+def test_a_run_of_another_version_is_refused_an_older_one_is_not(tmp_path):
+    folder = write_run(tmp_path / "runs" / "a", method="plain")
+    text = (folder / "config.yaml").read_text()
+    older = "".join(line for line in text.splitlines(keepends=True) if "image_size" not in line)
+    assert older != text
+    (folder / "config.yaml").write_text(older)
+    assert jobs.find_state(planned(), tmp_path) == "done"
+    (folder / "config.yaml").write_text(text + "warp: 9\n")
+    with pytest.raises(
+        RunError, match="a holds a run written by another version: `setting` must be one of"
+    ):
+        jobs.find_state(planned(), tmp_path)
+
+
+def test_commands(tmp_path):
+    run = planned()
+    command = jobs.prepare(run, tmp_path)
+    assert command[1:4] == ["-m", "selectconv", "train"]
+    assert command[-2:] == ["--out", str(tmp_path / "runs" / "a")]
+    folder = write_run(tmp_path / "runs" / "a", method="plain")
+    (folder / "status.json").write_text('{"status": "running"}')
+    assert jobs.prepare(run, tmp_path)[-1] == "--resume"
+    (folder / "status.json").write_text('{"status": "done"}')  # by now: it must not start again
+    assert jobs.prepare(run, tmp_path)[-1] == "--resume"
+    (folder / "config.yaml").unlink()  # killed before its settings were there
+    assert jobs.prepare(run, tmp_path)[-1] == "--overwrite"
+
+
+def test_failures_are_named_and_the_others_go_on(tmp_path, script):
+    script(
+        "import os, signal, sys\n"
+        "print('hello')\n"
+        "if sys.argv[1] == 'bad': sys.exit('selectconv: no disk left')\n"
+        "if sys.argv[1] == 'dead': sys.stdout.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    outcomes = []
+    run_local(
+        [planned(name) for name in ("good", "bad", "dead", "fine")], tmp_path, 2, outcomes.append
+    )
+    problems = {outcome.name: outcome.problem for outcome in outcomes}
+    assert problems.pop("good") is None
+    assert problems.pop("fine") is None
+    assert problems.pop("bad") == "no disk left"
+    assert problems.pop("dead") == "killed by signal 9; the last line was: hello"
+    assert not problems
+
+
+def test_never_more_runs_at_a_time_than_asked_for(tmp_path, script):
+    script(
+        "import os, sys, time, pathlib\n"
+        "folder = pathlib.Path(sys.argv[2]) / 'now'; folder.mkdir(exist_ok=True)\n"
+        "mine = folder / sys.argv[1]; mine.touch(); time.sleep(0.3)\n"
+        "print(len(list(folder.iterdir()))); mine.unlink()\n"
+    )
+    run_local([planned(str(number)) for number in range(5)], tmp_path, 2, lambda outcome: None)
+    seen = [int(path.read_text()) for path in (tmp_path / "logs").glob("*.txt")]
+    assert len(seen) == 5
+    assert max(seen) == 2
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_an_interrupt_ends_the_runs(listens, tmp_path, script, monkeypatch):
+    deaf = "" if listens else "signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    script(f"import os, signal, sys, time; {deaf}print(os.getpid(), flush=True); time.sleep(60)")
+    monkeypatch.setattr("selectconv.lab.reproduce.local_engine._PATIENCE_S", 0.5)
+    log = tmp_path / "logs" / "a.txt"
+
+    def interrupt(seconds):
+        if log.exists() and log.read_text().strip():
+            raise KeyboardInterrupt
+        time.sleep(0.05)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "selectconv.lab.reproduce.local_engine.time", type("T", (), {"sleep": interrupt})
+        )
+        with pytest.raises(KeyboardInterrupt):
+            run_local([planned()], tmp_path, 1, lambda outcome: None)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(log.read_text().splitlines()[0]), 0)
+    assert (
+        "KeyboardInterrupt" in log.read_text()
+    ) is listens  # a training calls itself interrupted, not failed
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+def test_a_run_dies_with_whoever_started_it(tmp_path):
+    code = (
+        "import sys, time, pathlib\n"
+        "from selectconv.lab.reproduce import jobs\n"
+        "from selectconv.lab.reproduce.grid import PlannedRun\n"
+        "out = pathlib.Path(sys.argv[1]); (out / 'logs').mkdir()\n"
+        "jobs.prepare = lambda run, out: [sys.executable, '-c', 'import time; time.sleep(60)']\n"
+        "print(jobs.start(PlannedRun('a', {}), out, {}).pid, flush=True); time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    for _ in range(100):
+        status = Path(f"/proc/{child}/stat")
+        if not status.exists() or status.read_text().split()[2] == "Z":
+            return
+        time.sleep(0.05)
+    pytest.fail(f"process {child} still runs")
+
+
+def test_outcomes_are_plain_data():
+    assert json.dumps(vars(jobs.Outcome("a", None))) == '{"name": "a", "problem": null}'
+
+
+def test_a_run_is_resumed_where_the_logs_are_gone(tmp_path):
+    folder = write_run(tmp_path / "runs" / "a", method="plain")
+    (folder / "status.json").write_text('{"status": "running"}')
+    process = jobs.start(planned(), tmp_path, {})
+    process.kill()
+    process.wait()
+    assert (tmp_path / jobs.LOGS / "a.txt").exists()

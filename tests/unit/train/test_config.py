@@ -1,0 +1,154 @@
+"""Settings: the paper's defaults, what is refused, the cosine."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from selectconv.lab.data.registry import dataset_info
+from selectconv.lab.train import config as config_module
+from selectconv.lab.train import settings
+from selectconv.lab.train.config import (
+    TrainConfig,
+    describe_setting,
+    resolve,
+    setting_names,
+    setting_types,
+)
+from selectconv.lab.train.network import build_model
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"epochs": 300, "batch_size": 64, "gamma": 0.001, "top_k": 3, "max_copies": "none"}),
+        ({"model": "densenet100"}, {"max_copies": 32, "stop_at": 0.5, "grace": 0}),
+        ({"model": "resnet164"}, {"max_copies": "none"}),
+        ({"data": "fashion-mnist"}, {"epochs": 300, "batch_size": 128}),
+        ({"data": "tiny-imagenet"}, {"epochs": 200, "batch_size": 128}),
+        ({"data": "imagenet", "model": "densenet121"}, {"epochs": 120, "gamma": 0.0005}),
+        ({"data": "imagenet", "model": "resnet50"}, {"batch_size": 128, "gamma": 0.001}),
+        ({"model": "condensenet182"}, {"epochs": 600, "batch_size": 64}),
+        ({"model": "condensenet182", "epochs": 3}, {"epochs": 3}),
+        ({}, {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4, "shift_weight_decay": 1e-5}),
+    ],
+)
+def test_defaults_are_the_papers(given, expected):
+    config = resolve(given).to_dict()
+    assert {name: config[name] for name in expected} == expected
+
+
+def test_settings_come_back_from_their_dict():
+    for cap in (5, "none"):
+        config = resolve({"model": "densenet100", "data": "digits", "seed": 7, "max_copies": cap})
+        assert resolve(config.to_dict()) == config
+        assert config.max_copies == (None if cap == "none" else cap)
+    assert list(config.to_dict()) == setting_names()
+
+
+def test_cosine_from_lr_to_zero():
+    config = resolve({"lr": 0.2})
+    assert config.lr_at(0, 100) == 0.2
+    assert config.lr_at(50, 100) == pytest.approx(0.1)
+    assert 0 < config.lr_at(99, 100) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"epoch": 3}, ValueError, "'epochs'"),
+        ({"model": "resnet"}, ValueError, "`model` must be one of"),
+        ({"data": "cifar"}, ValueError, "'cifar10'"),
+        ({"method": "prune"}, ValueError, "`method` must be one of"),
+        ({"method": ["select"]}, ValueError, r"got \['select'\]"),
+        ({"method": "lgc"}, ValueError, "needs `model` condensenet182, got 'densenet40'"),
+        ({"method": "slimming", "precision": "16-mixed"}, ValueError, "got '16-mixed'"),
+        ({"method": "slimming", "stop_at": 0.0}, ValueError, "`stop_at` must be above 0"),
+        ({"target_macs": 0.0}, ValueError, "`target_macs` must be a fraction .* got 0.0"),
+        ({"target_params": 1}, ValueError, "`target_params` must be a fraction .* got 1"),
+        ({"target_macs": "half"}, TypeError, "'half'"),
+        ({"target_macs": 0.5, "target_params": 0.5}, ValueError, "cannot be combined"),
+        (
+            {"target_macs": 0.5, "method": "plain"},
+            ValueError,
+            "needs one of the methods .* got 'plain'",
+        ),
+        ({"group_lasso": -1.0}, ValueError, "`group_lasso` must be finite"),
+        ({"epochs": 0}, ValueError, "at least 1, got 0"),
+        ({"epochs": 2.5}, TypeError, "`epochs` must be a whole number, got 2.5"),
+        ({"gamma": float("nan")}, ValueError, "got nan"),
+        ({"lr": -1.0}, ValueError, "got -1.0"),
+        ({"momentum": "much"}, TypeError, "'much'"),
+        ({"max_copies": 0}, ValueError, "at least 1, got 0"),
+        ({"subset": 60_000}, ValueError, "at most 50,000"),
+        ({"test_subset": 10_001}, ValueError, "at most 10,000"),
+        ({"compile": "yes"}, TypeError, "true or false, got 'yes'"),
+        ({"device": "tpu"}, ValueError, "got 'tpu'"),
+        ({"precision": "bf16"}, ValueError, "bf16-mixed"),
+        ({"data_root": 3}, TypeError, "folder, got 3"),
+        ({"seed": -1}, ValueError, "at least 0, got -1"),
+        ({"damage": "max"}, ValueError, "got 'max'"),
+    ],
+)
+def test_wrong_settings_are_refused(given, error, message):
+    with pytest.raises(error, match=message):
+        resolve(given)
+
+
+def test_every_setting_has_a_flag_and_every_recipe_a_model():
+    from selectconv.lab.cli.main import build_parser
+
+    flags = build_parser("train").flags
+    missing = [name for name in setting_names() if "--" + name.replace("_", "-") not in flags]
+    assert missing == []
+    assert isinstance(resolve({"model": "resnext29"}), TrainConfig)
+
+
+def test_a_settings_help_follows_from_its_declaration():
+    said = {name: describe_setting(name) for name in setting_names()}
+    assert said["seed"] == "seed of all random numbers (default: 0)"
+    assert said["epochs"].endswith(
+        "(default: the paper's value for the model and data, otherwise 300)"
+    )
+    assert said["lr"].endswith("(default: 0.1)")  # from the recipes
+    assert said["channels_last"].endswith("(default: true)")
+    assert "default" not in said["target_macs"]
+
+
+def test_every_setting_is_declared_once_and_the_recipes_hold_the_papers_alone():
+    names = ("task", "training", "tuning", "selection", "aside")
+    groups = [set(setting_names(group)) for group in names]
+    assert sorted(set.union(*groups)) == sorted(setting_names())
+    assert sum(map(len, groups)) == len(setting_names())
+    assert set(setting_types().values()) == {str, dict, int, float, bool, float | str}
+    assert (setting_types()["max_copies"], setting_types()["model_options"]) == (int, dict)
+    own = {field.name for field in dataclasses.fields(TrainConfig) if has_default(field)}
+    common = config_module._recipes()["common"]
+    assert own.isdisjoint(common)
+    assert own | set(common) == set(setting_names())
+
+
+def has_default(field):
+    return settings.default_of(field) is not dataclasses.MISSING
+
+
+@pytest.mark.parametrize(
+    ("model", "epochs", "parameters"),
+    [("densenet_bc190", 300, 25_624_430), ("condensenet182", 600, 13_792_906)],
+)
+def test_the_papers_compression_experiments(model, epochs, parameters):
+    config = resolve({"model": model, "method": "dealloc"})
+    assert (config.data, config.epochs, config.batch_size) == ("cifar10", epochs, 64)
+    assert (config.gamma, config.stop_at, config.lr) == (0.001, 0.5, 0.1)
+    with torch.device("meta"):
+        built = build_model(config, dataset_info("cifar10"))
+    assert sum(p.numel() for p in built.parameters()) == parameters
+    assert all(name.rpartition(".")[2] != "shift" for name, _ in built.named_parameters())
+
+
+def test_slimming_has_a_target_unless_one_is_given():
+    assert resolve({"method": "slimming"}).target_macs == 0.5
+    assert resolve({"method": "slimming", "target_macs": 0.3}).target_macs == 0.3
+    config = resolve({"method": "slimming", "target_params": 0.3})
+    assert (config.target_macs, config.target_params) == (None, 0.3)
+    assert resolve({"method": "dealloc"}).target_macs is None

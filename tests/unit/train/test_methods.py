@@ -1,0 +1,54 @@
+"""The table of methods: complete, consistent, and each row carried out by a class."""
+
+import pytest
+import torch
+
+from selectconv.allocate.allocator import MODES
+from selectconv.lab.data.registry import dataset_info
+from selectconv.lab.train import channels
+from selectconv.lab.train.config import resolve, setting_names
+from selectconv.lab.train.estimate import describe_method
+from selectconv.lab.train.methods import METHODS
+from selectconv.lab.train.network import build_model
+
+SMALL = {"growth_rate": 4, "units": [1, 1]}
+PROTOCOL = ("regularize", "step", "counts", "state_dict", "load_state_dict", "apply_log", "finish")
+
+
+def test_the_methods_of_the_command():
+    names = ["plain", "select", "zero", "random", "dealloc", "shift", "lgc", "slimming"]
+    assert list(METHODS) == names
+    assert [name for name in names if METHODS[name].is_selective] == names[1:6]
+    assert all(METHODS[name].name == name for name in names)
+
+
+def test_rows_are_told_apart_and_use_settings_that_exist():
+    for attribute in ("paper_name", "words", "colour", "rank"):
+        assert len({getattr(method, attribute) for method in METHODS.values()}) == len(METHODS)
+    assert sorted(method.rank for method in METHODS.values()) == list(range(len(METHODS)))
+    known = {*setting_names(), "realloc"}
+    assert all(set(method.uses) <= known for method in METHODS.values())
+
+
+def test_selective_methods_are_modes_of_the_allocator():
+    selective = {name for name, method in METHODS.items() if method.is_selective}
+    assert selective == set(MODES) - {"none"}
+    assert {METHODS[name].implementation() for name in selective} == {channels.Selective}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_class_carries_each_method_out(name):
+    kind = METHODS[name].implementation()
+    assert all(callable(getattr(kind, part)) for part in PROTOCOL)
+    given = {"data": "digits", "method": name, "epochs": 2, "model_options": SMALL}
+    if METHODS[name].needs_model:
+        options = {"growth_rates": [4, 4, 4], "units": [1, 1, 1]}
+        given |= {"model": METHODS[name].needs_model, "model_options": options}
+    config, info = resolve(given), dataset_info("digits")
+    model = build_model(config, info)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-4)
+    method = kind.build(config, info, model, optimizer)
+    assert method.counts() == {"moved": 0, "closed": 0}
+    assert (method.state_dict() is not None) == config.is_selective  # as version 0.1 wrote it
+    assert describe_method(config).startswith(f"{name}: ")
+    assert "{" not in describe_method(config)

@@ -12,9 +12,9 @@ from selectconv import __version__
 from selectconv.allocate.log import read_log
 from selectconv.allocate.report import AllocationReport
 from selectconv.errors import SelectConvError
-from selectconv.train.config import TrainConfig, declared_settings, resolve
-from selectconv.train.digests import check_recorded
-from selectconv.train.run_folder import (
+from selectconv.lab.train.config import TrainConfig, declared_settings, resolve
+from selectconv.lab.train.digests import check_recorded
+from selectconv.lab.train.run_folder import (
     ALLOCATION,
     CONFIG,
     ENVIRONMENT,

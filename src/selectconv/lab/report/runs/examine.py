@@ -1,9 +1,9 @@
 """Which runs can be reported: those whose files fit their network."""
 
 from selectconv.errors import SelectConvError
-from selectconv.report.runs.collect import Collection
-from selectconv.report.runs.replay import replay
-from selectconv.report.runs.size import measure_size
+from selectconv.lab.report.runs.collect import Collection
+from selectconv.lab.report.runs.replay import replay
+from selectconv.lab.report.runs.size import measure_size
 
 
 def examine(found: Collection) -> Collection:

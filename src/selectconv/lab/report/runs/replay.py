@@ -5,10 +5,10 @@ from functools import cache
 
 from selectconv.core.models import selective_layers
 from selectconv.core.plan import LayerPlan
-from selectconv.report.runs.collect import Run
-from selectconv.train.network import build_model
-from selectconv.train.run_data import run_data
-from selectconv.train.run_folder import ALLOCATION, METRICS
+from selectconv.lab.report.runs.collect import Run
+from selectconv.lab.train.network import build_model
+from selectconv.lab.train.run_data import run_data
+from selectconv.lab.train.run_folder import ALLOCATION, METRICS
 
 OWN, CLOSED, MOVED = 0, 1, 2
 

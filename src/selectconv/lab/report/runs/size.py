@@ -7,11 +7,11 @@ import torch
 
 from selectconv.core.layer import SelectConvNd
 from selectconv.deploy.cost import Cost, count
-from selectconv.report.runs.collect import Run
-from selectconv.report.runs.replay import CLOSED, replay
-from selectconv.train.checkpoint import load_weights
-from selectconv.train.network import build_model
-from selectconv.train.run_data import run_data
+from selectconv.lab.report.runs.collect import Run
+from selectconv.lab.report.runs.replay import CLOSED, replay
+from selectconv.lab.train.checkpoint import load_weights
+from selectconv.lab.train.network import build_model
+from selectconv.lab.train.run_data import run_data
 
 
 @cache

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from selectconv.data.image_set import ImageSet
-from selectconv.data.registry import load_dataset
-from selectconv.data.serve.device_loader import DeviceLoader
 from selectconv.errors import SelectConvError
-from selectconv.report.runs.collect import Run
-from selectconv.train.network import build_model, load_network
+from selectconv.lab.data.image_set import ImageSet
+from selectconv.lab.data.registry import load_dataset
+from selectconv.lab.data.serve.device_loader import DeviceLoader
+from selectconv.lab.report.runs.collect import Run
+from selectconv.lab.train.network import build_model, load_network
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ from torch import Tensor, nn
 import selectconv as sc
 from selectconv.core.threads import one_thread
 from selectconv.deploy.onnx import open_session
-from selectconv.lab.bench.growth_cost import measure_watching
 from selectconv.lab.bench.inference import measure_infer
 from selectconv.lab.bench.interleave import in_turn, ratios, row
 from selectconv.lab.bench.measure import measure_alloc, measure_trainer
@@ -210,7 +209,6 @@ SECTIONS: dict[str, tuple[dict[str, Subject], Measure]] = {
     "compressed": (COMPRESSED, measure_compressed),
     "pruning": (PRUNING, measure_pruning),
     "shifts": (SHIFTS, lambda subject, repeats: measure_infer(repeats, subject, "onnxruntime")),
-    "growth": (ONE, lambda subject, repeats: measure_watching(repeats, subject)),
     "alloc": (ONE, lambda subject, repeats: measure_alloc(repeats)),
 }
 

@@ -81,7 +81,6 @@ def agree(rank):
     return {
         "select": train_in_parallel(rank, "select"),
         "random": train_in_parallel(rank, "random"),
-        "gradient": train_in_parallel(rank, "select", growth="gradient"),
         "corrupted": recover_from_corruption(rank),
         "shift": draw_shifts(rank),
         "forward": broadcast_at_forward(rank),
@@ -111,14 +110,14 @@ def keep_a_budget(rank):
     }
 
 
-def train_in_parallel(rank, mode, growth="importance"):
+def train_in_parallel(rank, mode):
     model = same_model()
     wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.05, momentum=0.9, weight_decay=1e-4)
     follower = copy.deepcopy(model)
     allocator = sc.ChannelAllocator(
         wrapped, optimizer, total_epochs=EPOCHS, stop_at=1.0, gamma=0.3, mode=mode, seed=rank,
-        followers=[follower], growth=growth,
+        followers=[follower],
     )  # fmt: skip
     epochs = []
     for epoch in range(EPOCHS):
@@ -131,7 +130,6 @@ def train_in_parallel(rank, mode, growth="importance"):
         epochs.append(
             {
                 "report": report.plan.to_dict(),
-                "gains": report.gains(),
                 "parameters": {name: p.detach().clone() for name, p in model.named_parameters()},
                 "allocation": allocation_of(model),
                 "follower": allocation_of(follower),
@@ -185,26 +183,14 @@ def agreed(tmp_path_factory):
     return spawn(agree, tmp_path_factory.mktemp("agree"))
 
 
-@pytest.mark.parametrize("mode", ["select", "random", "gradient"])
+@pytest.mark.parametrize("mode", ["select", "random"])
 def test_ranks_with_other_data_and_seeds_train_to_the_same_bits(agreed, mode):
-    first, second = (
-        [{key: value for key, value in epoch.items() if key != "gains"} for epoch in results[mode]]
-        for results in agreed
-    )
+    first, second = (results[mode] for results in agreed)
     assert_same(second, first)
     moved = [epoch for epoch in first if epoch["report"]]
     assert len(moved) >= 2, "there was something to agree on"
     for epoch in first:
         assert_same(epoch["follower"], epoch["allocation"])
-
-
-def test_what_growth_by_gradient_chose_from_is_rank_0s_to_report(agreed):
-    first, second = (results["gradient"] for results in agreed)
-    assert any(epoch["gains"] for epoch in first)
-    for epoch in first:
-        opened = {name for name, layer in epoch["report"].items() if layer["opened"]}
-        assert opened <= epoch["gains"].keys()
-    assert not any(epoch["gains"] for epoch in second)
 
 
 def test_a_rank_that_lost_its_allocation_gets_rank_0s(agreed):

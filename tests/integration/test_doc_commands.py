@@ -38,11 +38,10 @@ SMALLER = {
 UNTRIED = {
     "selectconv train --model": "a part of a command",
     "selectconv bench": "a part of a command",
-    "selectconv bench step|infer|alloc|growth|data": "five commands in one",
+    "selectconv bench step|infer|alloc|data": "four commands in one",
     "selectconv report DIR...": "any number of folders",
     "selectconv data fetch fashion-mnist": "needs a network; tests of fetching have their own",
     "selectconv train --out runs/first --resume": "needs a checkpoint; test_resume.py resumes runs",
-    "selectconv bench growth": "starts processes that train",
     "selectconv models": "builds all networks; test_cli.py does it",
     "python -m selectconv train": "a part of a command",
     "python benchmarks/greedy_gap.py": "takes minutes",

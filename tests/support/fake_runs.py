@@ -29,15 +29,19 @@ def write_run(
     error: float = 20.0,
     weights: bool = False,
     holdout: tuple[float, float] | None = None,
+    gone: dict[str, object] | None = None,
     **settings: object,
 ) -> Path:
     """Write a finished run whose error falls to `error`; its allocations are real ones.
 
-    `holdout`: error and loss on the images that were not trained on.
+    `holdout`: error and loss on the images that were not trained on. `gone`: settings that an older
+    version had.
     """
     config = resolve({**SETTINGS, **settings, "holdout": holdout is not None})
     path.mkdir(parents=True)
-    (path / "config.yaml").write_text(yaml.safe_dump(config.to_dict(), sort_keys=False))
+    (path / "config.yaml").write_text(
+        yaml.safe_dump({**config.to_dict(), **(gone or {})}, sort_keys=False)
+    )
     if holdout is not None:
         result = {"images": 1701, "error": holdout[0], "loss": holdout[1]}
         (path / "holdout.json").write_text(json.dumps(result))

@@ -7,7 +7,6 @@ and never calls the optimizer.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any, overload
 
 import torch
@@ -24,7 +23,6 @@ from selectconv.allocate.preview import GammaTable, tabulate_gammas
 from selectconv.allocate.replicas import Replicas
 from selectconv.allocate.report import AllocationReport
 from selectconv.allocate.strays import Strays
-from selectconv.allocate.watch import Watch
 from selectconv.checks import (
     check_choice,
     check_count,
@@ -37,7 +35,7 @@ from selectconv.core.allocation import ReallocRule
 from selectconv.core.damage import DAMAGES
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import count_slots, selective_layers, unwrap
-from selectconv.core.plan import AllocationPlan, LayerPlan
+from selectconv.core.plan import AllocationPlan
 from selectconv.core.threads import one_thread
 from selectconv.errors import AllocationError
 from selectconv.graph.example import as_arguments
@@ -73,10 +71,6 @@ class ChannelAllocator:
         target_params: the same for parameters. Give at most one of the two targets.
         example_input: as for `sc.count`; needed for a target, and for the cost in `preview`.
         followers: copies of the model, such as an EMA of its weights, that get the same plan.
-        growth: what re-opened slots read. "importance" (the paper): one of the top K channels, at
-            a random shift. "gradient": the channel and offset that would lower the loss most,
-            according to gradients from about thirty ordinary training steps per epoch of this
-            process. Compiled models cannot be watched.
 
     Raises:
         TypeError, ValueError: an argument is not accepted, or a target cannot be reached.
@@ -111,7 +105,6 @@ class ChannelAllocator:
         target_params: float | None = None,
         example_input: Any = None,
         followers: Iterable[nn.Module] = (),
-        growth: str = "importance",
     ) -> None:
         self.total_epochs = check_count("total_epochs", total_epochs, 1)
         self.gamma = check_gamma("gamma", gamma)
@@ -121,7 +114,7 @@ class ChannelAllocator:
         self.damage = check_choice("damage", damage, DAMAGES)
         init = "random" if mode == "random" else "zero"
         shifts = mode not in ("zero", "random")
-        self.rule = ReallocRule(top_k, max_copies, init, use_shift=shifts, growth=growth)
+        self.rule = ReallocRule(top_k, max_copies, init, use_shift=shifts)
         self.model = unwrap(model)
         self.optimizer = optimizer
         if example_input is not None:
@@ -159,9 +152,6 @@ class ChannelAllocator:
             self.grace = max(self.grace, level.grace)
         else:
             level = self.gamma
-        for layer in self.layers.values():  # left by an earlier allocator
-            layer.statistics = None
-        self._watch = Watch(self.layers, shifts) if growth == "gradient" else None
         self._decision = Decision(
             self.model,
             self.layers,
@@ -170,7 +160,6 @@ class ChannelAllocator:
             rule=self.rule,
             grace=self.grace,
             budget=self.budget,
-            watch=self._watch,
         )
         if mode == "shift":
             self._replicas.shift_everything(self.rule.max_shift, self.generator)
@@ -216,9 +205,6 @@ class ChannelAllocator:
         if acts:
             self._strays.look()
             plan = self._act(True, self._reopens, epoch, is_scheduled=True)
-            if self._watch is not None:
-                is_last = epoch + 1 >= self.stop_at * self.total_epochs and self.budget is None
-                self._watch.restart(is_over=is_last)
         self.last_epoch = epoch
         cost = self.budget.describe(self.layers) if self.budget is not None and acts else ""
         return AllocationReport(epoch, plan, cost=cost, is_over=self._closes and not acts)
@@ -271,9 +257,8 @@ class ChannelAllocator:
         known = {name: layer for name, layer in self.layers.items() if name not in unknown}
         if unknown and self.budget is not None:
             return AllocationReport(None, AllocationPlan(), unknown=unknown)
-        can_reopen = self._reopens and (self._watch is None or self._watch.has_seen())
         generator = self._copy_generator()
-        plan = self._decision.plan(known, True, can_reopen, epoch, generator, is_scheduled=True)
+        plan = self._decision.plan(known, True, self._reopens, epoch, generator, is_scheduled=True)
         smallest = self._decision.smallest_gamma(known, epoch)
         return AllocationReport(None, plan, smallest, unknown)
 
@@ -331,8 +316,6 @@ class ChannelAllocator:
                 name: epochs.clone() for name, epochs in self._decision.opened_at.items()
             },
         }
-        if self._watch is not None:
-            state["growth"] = self._watch.state_dict()
         return state if self.budget is None else {**state, "budget": self.budget.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -347,8 +330,6 @@ class ChannelAllocator:
         read = read_state(state, self.layers, has_budget=self.budget is not None)
         if self.budget is not None:
             self.budget.check_state(state["budget"])
-        if self._watch is not None and read.settings.get("growth") == "gradient":
-            self._watch.load_state_dict(state.get("growth"))
         if self.budget is not None:
             self.budget.gamma = state["budget"]["gamma"]
         warn_of_changes(read.settings, self._settings())
@@ -376,7 +357,6 @@ class ChannelAllocator:
             "stop_at": self.stop_at,
             "grace": self.grace,
             "damage": self.damage,
-            "growth": self.rule.growth,
         }
 
     @property
@@ -414,8 +394,6 @@ class ChannelAllocator:
     def _do(self, plan: AllocationPlan, epoch: int) -> None:
         """Carry a plan out on all replicas."""
         self._replicas.apply(plan)
-        if self._watch is not None:
-            self._watch.forget(plan)
         for name, layer_plan in plan:
             self._decision.opened_at[name][layer_plan.opened] = epoch
 
@@ -426,11 +404,8 @@ class ChannelAllocator:
         if not in_process_group():
             return decide()
 
-        own: dict[str, LayerPlan] = {}
-
         def describe() -> dict[str, Any]:
             plan = decide()
-            own.update(plan)
             return {
                 "plan": plan.to_dict(),
                 "generator": generator.get_state().tolist(),
@@ -441,8 +416,4 @@ class ChannelAllocator:
         generator.set_state(torch.tensor(content["generator"], dtype=torch.uint8))
         if self.budget is not None:
             self.budget.solved = content["gamma"]
-        plan = AllocationPlan.from_dict(content["plan"])
-        # Gains are for rank 0's report, which has them without sending them.
-        return AllocationPlan(
-            {n: replace(heard, gains=own[n].gains) if n in own else heard for n, heard in plan}
-        )
+        return AllocationPlan.from_dict(content["plan"])

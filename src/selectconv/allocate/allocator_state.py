@@ -43,7 +43,7 @@ def read_state(
     keys = {"version", "last_epoch", "generator", "opened_at"} | (
         {"budget"} if has_budget else set()
     )
-    if not isinstance(state, Mapping) or set(state) - {"settings", "growth"} != keys:
+    if not isinstance(state, Mapping) or set(state) - {"settings"} != keys:
         got = sorted(state) if isinstance(state, Mapping) else type(state).__name__
         raise AllocationError(f"`state` must have the keys {sorted(keys)}, got {got}.")
     if state["version"] != STATE_VERSION:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from selectconv.allocate.auto_gamma import AutoGamma
 from selectconv.allocate.budget import Budget
 from selectconv.allocate.replicas import check_batch_norms, check_weights
-from selectconv.allocate.watch import Watch
 from selectconv.checks import warn
 from selectconv.core.allocation import ReallocRule
 from selectconv.core.layer import SelectConvNd
@@ -31,7 +30,6 @@ class Decision:
         rule: how closed slots are re-opened.
         grace: the number of epochs in which a re-opened slot is not closed again.
         budget: what the model may cost; None: no target.
-        watch: what training steps tell; None: growth by importance.
 
     Attributes:
         opened_at: by layer, the epoch in which each slot was last re-opened.
@@ -47,7 +45,6 @@ class Decision:
         rule: ReallocRule,
         grace: int,
         budget: Budget | None,
-        watch: Watch | None,
     ) -> None:
         self.model = model
         self.gamma = gamma
@@ -55,7 +52,6 @@ class Decision:
         self.rule = rule
         self.grace = grace
         self.budget = budget
-        self.watch = watch
         self.opened_at = {
             name: torch.full((layer.in_channels,), _NEVER, device="cpu")
             for name, layer in layers.items()
@@ -80,8 +76,6 @@ class Decision:
         layers = self._in_use(layers)
         check_weights(layers)
         check_batch_norms(self.model, layers)
-        if reopens and self.watch is not None:
-            self.watch.check()
         protected = {name: self.protected(name, epoch) for name in layers}
         if self.budget is not None and is_scheduled:
             assert isinstance(self.gamma, float)

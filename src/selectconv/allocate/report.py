@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from selectconv.core.plan import AllocationPlan
 from selectconv.tables import counted, html_table
 
@@ -43,18 +41,6 @@ class AllocationReport:
         """Return a row of a log: `json` can write it, and `ChannelAllocator.replay` can read it."""
         return {"epoch": self.epoch, "layers": self.plan.to_dict()}
 
-    def gains(self) -> dict[str, Any]:
-        """Return what `growth="gradient"` chose from, ready for JSON; empty if it chose nothing.
-
-        For each layer: `opened`, as in a log, and `gains[group][channel]`, one gain per offset of
-        whole pixels, up to one pixel to each side, row by row.
-        """
-        return {
-            name: {"opened": plan.to_dict()["opened"], "gains": _round(plan.gains)}
-            for name, plan in self.plan
-            if plan.gains is not None and len(plan.gains)
-        }
-
     @property
     def deallocated(self) -> dict[str, list[int]]:
         """The closed slots of each layer that closed any."""
@@ -86,11 +72,3 @@ class AllocationReport:
         lines = [("layer", "de-allocated", "re-allocated")]
         lines += [(name, str(len(one.closed)), str(len(one.opened))) for name, one in self.plan]
         return html_table(lines, right=(1, 2), note=str(self))
-
-
-def _round(gains: Tensor) -> list[Any]:
-    """Return lists of numbers with four digits."""
-    return [
-        [[float(f"{gain:.4g}") for gain in offsets] for offsets in channels]
-        for channels in gains.tolist()
-    ]

@@ -10,7 +10,6 @@ from selectconv.core.tensors import check_tensor
 
 NORMS = ("l2", "linf")
 INITS = ("zero", "random")
-GROWTHS = ("importance", "gradient")
 
 
 def choose_dealloc(necdm: Tensor, gamma: float) -> Tensor:
@@ -108,7 +107,6 @@ class ReallocRule:
         use_shift: False leaves out the spatial shift, as in R^zero and R^random.
         max_shift: shifts are drawn from U[-max_shift, max_shift], in pixels.
         norm: norm of the scores.
-        growth: what re-opened slots read: "importance" (Algorithm 2), or "gradient" (`growth`).
     """
 
     top_k: int = 3
@@ -117,7 +115,6 @@ class ReallocRule:
     use_shift: bool = True
     max_shift: float = 1.5
     norm: str = "l2"
-    growth: str = "importance"
 
     def __post_init__(self) -> None:
         plain: dict[str, float] = {"top_k": check_count("top_k", self.top_k, 1)}
@@ -127,7 +124,6 @@ class ReallocRule:
         plain["max_shift"] = check_non_negative("max_shift", self.max_shift)
         vars(self).update(plain)  # frozen
         check_choice("norm", self.norm, NORMS)
-        check_choice("growth", self.growth, GROWTHS)
 
 
 def choose_sources(

@@ -32,21 +32,7 @@ def convolve_norm_relu(layer: SelectConvNd, x: Tensor, norm: nn.Module) -> Tenso
     slots = layer._read_slots()
     if slots.is_fresh or slots.closed == layer.in_channels:  # a conv needs an input
         return None
-    out = layer._convolve_open(x, slots=slots, norm=norm)
-    layer._report(lambda: _norm_relu(x, norm), out)
-    return out
-
-
-def _norm_relu(x: Tensor, norm: nn.modules.batchnorm._BatchNorm) -> Tensor:
-    """Compute `relu(norm(x))` of a training step again, without a change to the norm."""
-    known = (norm.running_mean, norm.running_var)
-    by_batch = norm.training or known[0] is None
-    mean, var = (None, None) if by_batch else known
-    with torch.no_grad():
-        normed = nn.functional.batch_norm(
-            x, mean, var, norm.weight, norm.bias, training=by_batch, eps=norm.eps
-        )
-        return normed.relu_()
+    return layer._convolve_open(x, slots=slots, norm=norm)
 
 
 def has_hooks(module: nn.Module) -> bool:

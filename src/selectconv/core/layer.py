@@ -118,13 +118,7 @@ class SelectConvNd(SlottedConvNd):
             buffers = (self.observed_mean, self.observed_var, self.observed_batches)
             self._mean_source.observe(x, *buffers)
         out = self._choose_path(x)(x)
-        self._report(lambda: x, out)
         return out if x is input else out[0]
-
-    def _report(self, read: Callable[[], Tensor], out: Tensor) -> None:
-        """Report a forward pass in training to the layer's statistics, if it has any."""
-        if self.statistics is not None and self.training and not torch.compiler.is_compiling():
-            self.statistics.see(read, out)
 
     # Which path runs, and what it convolves; the result is the same.
     #

@@ -29,7 +29,6 @@ class LayerPlan:
         source: (B,) int64, the channels that they will read.
         shift: (B, axes), their shifts in pixels. None: no shift.
         weight_seed: the seed from which R^random draws their weights. None: zeros.
-        gains: (groups, channels, offsets), what `growth="gradient"` chose from; not part of a log.
     """
 
     closed: Tensor = field(default_factory=_empty)
@@ -37,7 +36,6 @@ class LayerPlan:
     source: Tensor = field(default_factory=_empty)
     shift: Tensor | None = None
     weight_seed: int | None = None
-    gains: Tensor | None = None
 
     def __bool__(self) -> bool:
         return len(self.closed) + len(self.opened) > 0

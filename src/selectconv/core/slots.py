@@ -13,8 +13,6 @@ from selectconv.checks import check_choice, check_flag, check_fraction
 from selectconv.core.allocation import ReallocRule, choose_dealloc, choose_sources, realloc_scores
 from selectconv.core.damage import DAMAGES, DamageConvNd, split_groups
 from selectconv.core.ecdm import normalize_ecdm
-from selectconv.core.gradients import GradientStatistics
-from selectconv.core.growth import choose_by_gradient
 from selectconv.core.lineage import Lineage
 from selectconv.core.plan import LayerPlan
 from selectconv.errors import AllocationError
@@ -30,7 +28,6 @@ class SlottedConvNd(DamageConvNd):
             re-allocate.
         weight_std: standard deviation of the normal distribution that this layer's weights were
             drawn from, for R^random. None: torch's own initialisation of convs.
-        statistics: what training steps tell about new slots. None: they are not watched.
         lineage: the layers that are copies of this one.
     """
 
@@ -39,7 +36,6 @@ class SlottedConvNd(DamageConvNd):
     shift: nn.Parameter | None
     weight_std: float | None
     lineage: Lineage
-    statistics: GradientStatistics | None = None
 
     def _start_allocation(self, reallocate: bool) -> None:
         check_flag("reallocate", reallocate)
@@ -212,15 +208,11 @@ class SlottedConvNd(DamageConvNd):
         gate = self.gate.index_fill(0, closed, False)
         if rule is None or bool(gate.all()):
             return LayerPlan(closed=closed.cpu())
-        gains = None
-        if rule.growth == "gradient":
-            opened, source, shift, gains = self._choose_by_gradient(gate.cpu(), rule)
-        else:
-            necdm = normalize_ecdm(necdm.index_fill_(0, closed, 0.0))
-            scores = realloc_scores(necdm, self.index, gate, rule.max_copies, rule.norm)
-            index = self.index.cpu()
-            opened, source = choose_sources(scores.cpu(), index, gate.cpu(), rule, generator)
-            shift = draw_shift(len(opened), self._num_axes, rule.max_shift, generator)
+        necdm = normalize_ecdm(necdm.index_fill_(0, closed, 0.0))
+        scores = realloc_scores(necdm, self.index, gate, rule.max_copies, rule.norm)
+        index = self.index.cpu()
+        opened, source = choose_sources(scores.cpu(), index, gate.cpu(), rule, generator)
+        shift = draw_shift(len(opened), self._num_axes, rule.max_shift, generator)
         seed = (
             int(torch.randint(2**62, (), generator=generator, device="cpu"))
             if rule.init == "random"
@@ -232,18 +224,7 @@ class SlottedConvNd(DamageConvNd):
             source=source,
             shift=shift if rule.use_shift else None,
             weight_seed=seed,
-            gains=gains,
         )
-
-    def _choose_by_gradient(
-        self, gate: Tensor, rule: ReallocRule
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        if self.statistics is None:
-            raise AllocationError(
-                'growth="gradient" needs training steps that are watched: use a ChannelAllocator.'
-            )
-        with torch.device("cpu"):  # whatever torch's default device is
-            return choose_by_gradient(self.statistics, gate, rule.max_copies)
 
     def check_owns_weight(self) -> None:
         """Check that the weight is a parameter: what is written into another is soon lost.

@@ -5,7 +5,6 @@ import torch
 
 import selectconv as sc
 from selectconv.allocate.auto_gamma import CLOSE_ONLY, CLOSED_SHARE, MOST, SHARE, AutoGamma
-from selectconv.core.models import selective_layers
 
 
 @pytest.mark.parametrize(("epochs", "stop_at"), [(1, 0.5), (4, 0.5), (40, 0.5), (300, 0.3)])
@@ -85,7 +84,6 @@ def test_layers_that_never_reopen_keep_the_papers_gamma() -> None:
 
 def test_auto_and_a_target_exclude_each_other() -> None:
     model = _model()
-    sc.ChannelAllocator(model, total_epochs=4, growth="gradient")
     with pytest.raises(ValueError, match="`gamma` 'auto' and `target_macs` cannot be combined"):
         sc.ChannelAllocator(
             model,
@@ -94,7 +92,6 @@ def test_auto_and_a_target_exclude_each_other() -> None:
             target_macs=0.8,
             example_input=torch.zeros(1, 3, 16, 16),
         )
-    assert all(layer.statistics is not None for layer in selective_layers(model).values())
 
 
 @pytest.mark.parametrize("last_epoch", [-1, 19])

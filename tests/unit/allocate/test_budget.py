@@ -214,14 +214,6 @@ def test_shifts_that_grow_later_do_not_pass_the_target():
     assert ratio(model, "target_macs", dense) == pytest.approx(0.6, rel=WITHIN)
 
 
-def test_what_growth_by_gradient_chose_from_is_reported():
-    model, optimizer, allocator = setup("select", target_macs=0.6, growth="gradient", gamma=0.1)
-    train(model, optimizer, steps=4)
-    report = allocator.step(0)
-    assert report.reallocated
-    assert report.reallocated.keys() <= report.gains().keys()
-
-
 def test_on_demand_the_users_gamma_holds():
     model, _, allocator = setup(target_macs=0.5, gamma=0.0)
     assert not allocator.dealloc()

@@ -7,7 +7,7 @@ import torch
 
 import selectconv as sc
 from selectconv.__main__ import main
-from selectconv.lab.bench import growth_cost, selective_cost
+from selectconv.lab.bench import selective_cost
 
 
 def pointwise(model):
@@ -156,15 +156,3 @@ def test_memory_is_measured_where_linux_tells_it():
     plain, ratio = rows
     assert plain["value"] > 5  # MiB: the activations of 8 images
     assert 0.5 < ratio["value"] < 2
-
-
-def test_bench_growth_compares_watched_steps(capsys, monkeypatch):
-    # In processes of their own, as in test_memory_is_measured_where_linux_tells_it.
-    peaks = {"importance": 1000, "gradient": 1030}
-    monkeypatch.setattr(growth_cost, "_peak", lambda subject, growth: peaks[growth])
-    rows = bench(capsys, "growth", *TINY, "--batch-size", "4")
-    about = f"{TINY[1]}, growth by gradient"
-    once = rows[f"{about}: a step with all layers watched / the paper's rule"]["value"]
-    epoch = rows[f"{about}: an epoch of 782 steps / the paper's rule"]["value"]
-    assert epoch == pytest.approx(1 + (once - 1) * 32 / 782, rel=1e-3)
-    assert rows[f"{about}: peak memory, layers watched in turn / the paper's rule"]["value"] == 1.03

@@ -62,7 +62,11 @@ def test_another_rule_is_compared_with_plain_and_then_with_the_papers(tmp_path):
     gradient = [(28.0, 0.86), (28.0, 0.88), (28.0, 0.88)]
     for seed, scores in enumerate(gradient):
         write_run(
-            tmp_path / f"g{seed}", method="select", seed=seed, holdout=scores, growth="gradient"
+            tmp_path / f"g{seed}",
+            method="select",
+            seed=seed,
+            holdout=scores,
+            gone={"growth": "gradient"},
         )
     [group] = group_runs(collect([tmp_path]).runs)
     found = {key.growth: one for key, one in answer(group).items()}

@@ -12,14 +12,14 @@ from selectconv.lab.cli.console import print_lines, wide_console
 from selectconv.lab.cli.parser import Parser, check_whole
 from selectconv.lab.cli.signals import work_begins
 
-CASES = ("step", "alloc", "infer", "growth", "data")
+CASES = ("step", "alloc", "infer", "data")
 RUNTIMES = ("eager", "compile", "onnxruntime")
 _RUNS_IN = {"step": RUNTIMES[:2], "infer": RUNTIMES}  # all others: in eager mode only
 # The cases that each of these flags goes with.
 _GOES_WITH = {
-    "model": ("step", "alloc", "infer", "growth"),
-    "image_size": ("step", "alloc", "infer", "growth"),
-    "batch_size": ("step", "infer", "growth"),
+    "model": ("step", "alloc", "infer"),
+    "image_size": ("step", "alloc", "infer"),
+    "batch_size": ("step", "infer"),
 }
 
 
@@ -28,8 +28,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "case",
         type=str,
-        help="step (a training step), alloc (an allocation step), infer (inference), growth (the "
-        "cost of --growth gradient) or data (the data pipeline)",
+        help="step (a training step), alloc (an allocation step), infer (inference) or "
+        "data (the data pipeline)",
     )
     parser.add_argument(
         "--repeats",
@@ -127,10 +127,6 @@ def _measure(options: Namespace) -> list[dict[str, Any]]:
         return measure.measure_step(options.repeats, subject, compile=is_compiled)
     if options.case == "alloc":
         return measure.measure_alloc(options.repeats, **given)
-    if options.case == "growth":
-        from selectconv.lab.bench.growth_cost import measure_watching
-
-        return measure_watching(options.repeats, subject or Subject())
     return measure.measure_data(options.repeats)
 
 

@@ -25,7 +25,6 @@ from selectconv.lab.report.figures.allocation import describe, draw_history, dra
 from selectconv.lab.report.figures.comparison import draw_cost, draw_pairs, draw_times
 from selectconv.lab.report.figures.damage import draw_damage
 from selectconv.lab.report.figures.feature import draw_pair, draw_top
-from selectconv.lab.report.figures.growth import draw_gains
 from selectconv.lab.report.figures.input import draw_inputs
 from selectconv.lab.report.figures.plots import Figure
 from selectconv.lab.report.page import Section, render_lines, render_page, render_runs
@@ -106,7 +105,6 @@ def _plan_close_look(run: Run, name: str) -> list[tuple[str, Callable[[], Figure
     plans: list[tuple[str, Callable[[], Figure | None]]] = [
         ("The slots of a layer", lambda: draw_history(run, f"{name}-history")),
         ("Where channels were de- and re-allocated", lambda: draw_map(run, f"{name}-map")),
-        ("What would lower the loss", lambda: draw_gains(run, f"{name}-gains")),
     ]
     trained = load_trained(run, _NUM_IMAGES)
     if isinstance(trained, str):

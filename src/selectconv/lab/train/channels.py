@@ -46,7 +46,6 @@ class Selective(Plain):
                 target_macs=config.target_macs,
                 target_params=config.target_params,
                 example_input=torch.zeros(1, *info.shape, device=next(model.parameters()).device),
-                growth=config.growth,
             )
         )
 

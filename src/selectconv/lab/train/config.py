@@ -23,7 +23,6 @@ from selectconv.lab.train.settings import (
     dataset_name,
     declaration,
     default_of,
-    growth_names,
     instance,
     model_name,
     optional,
@@ -116,14 +115,6 @@ class TrainConfig:
         choice(damage_names),
         group="selection",
         default="auto",
-    )
-    growth: str = setting(
-        "how to choose what re-opened slots read: importance (the paper's rule) or gradient "
-        "(what would lower the loss most)",
-        choice(growth_names),
-        group="selection",
-        default="importance",
-        came_later=True,
     )
     target_macs: float | None = setting(
         "multiply-adds to end at, as a fraction of the dense network's, such as 0.5",
@@ -225,8 +216,6 @@ class TrainConfig:
         target = check_targets(self.target_macs, self.target_params)
         if self.gamma == "auto" and target:
             raise ValueError(f"`gamma` auto and `{target[0]}` cannot be combined: give one.")
-        if self.growth == "gradient" and self.compile and "growth" in method.uses:
-            raise ValueError("`growth` gradient and `compile` cannot be combined: give one.")
         if target and not method.has_target:
             able = ", ".join(other.name for other in METHODS.values() if other.has_target)
             raise ValueError(f"`{target[0]}` needs one of the methods {able}; got {self.method!r}.")
@@ -340,6 +329,17 @@ def check_names(given: Iterable[str]) -> None:
     """
     for name in given:
         check_choice("setting", name, setting_names())
+
+
+def read_recorded(settings: Mapping[str, Any]) -> tuple[TrainConfig, dict[str, Any]]:
+    """Read the settings of a recorded run; those that are gone since then come back by name.
+
+    Raises:
+        TypeError, ValueError: a value is not accepted.
+    """
+    known = {name: value for name, value in settings.items() if name in declared_settings()}
+    gone = {name: value for name, value in settings.items() if name not in known}
+    return resolve(known), gone
 
 
 def resolve(given: Mapping[str, Any]) -> TrainConfig:

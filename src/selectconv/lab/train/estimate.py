@@ -93,8 +93,6 @@ def describe_method(config: TrainConfig) -> str:
     elif config.target_params is not None:
         goal = f"to {config.target_params:.1%} of the parameters"
     words = config.method_info.words.format(goal=goal, part=part)
-    if config.growth == "gradient" and config.method_info.moves:
-        words += "; gradients of the loss choose channels and offsets"
     return f"{config.method}: {words}"
 
 

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from selectconv.allocate.param_groups import param_groups
 from selectconv.allocate.report import AllocationReport
 from selectconv.errors import RunError, SelectConvError
-from selectconv.files import write_text
 from selectconv.lab.data.registry import Splits, load_dataset
 from selectconv.lab.train.checkpoint import (
     fit_shapes,
@@ -41,13 +40,11 @@ from selectconv.lab.train.run_folder import (
     ALLOCATION,
     BEST,
     CHECKPOINT,
-    GAINS,
     HOLDOUT,
     LAST,
     METRICS,
     TENSORBOARD,
     RunFolder,
-    dumps,
 )
 
 # How often the losses are looked at for NaN: a look waits for the device.
@@ -290,8 +287,6 @@ def _run_epochs(training: Training, folder: RunFolder, display: Display) -> None
             folder.append(METRICS, row)
             if report:
                 folder.append(ALLOCATION, report.to_dict())
-            if gains := report.gains():  # of the last step alone: they are many
-                write_text(folder / GAINS, dumps({"epoch": epoch, "layers": gains}) + "\n")
             if is_best:
                 save_weights(folder / BEST, training.model)
             save_weights(folder / LAST, training.model)

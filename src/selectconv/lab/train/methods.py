@@ -125,7 +125,7 @@ class MethodInfo:
 
 _SELECTIVE = "selectconv.lab.train.channels:Selective"
 _ALLOCATION = ("gamma", "top_k", "max_copies", "stop_at", "grace", "damage", "shift_weight_decay",
-               "target_macs", "target_params", "growth", "realloc")  # fmt: skip
+               "target_macs", "target_params", "realloc")  # fmt: skip
 
 
 def _allocating(

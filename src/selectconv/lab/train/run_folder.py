@@ -30,10 +30,10 @@ STATUSES = ("running", "done", "failed", "interrupted")
 METRICS, ALLOCATION = "metrics.jsonl", "allocation.jsonl"
 CHECKPOINT, PREVIOUS = "last.ckpt", "previous.ckpt"
 LAST, BEST = "last.safetensors", "best.safetensors"
-HOLDOUT, GAINS, IMAGES, TENSORBOARD = "holdout.json", "gains.json", "images.json", "tensorboard"
+HOLDOUT, IMAGES, TENSORBOARD = "holdout.json", "images.json", "tensorboard"
 OWN: tuple[str, ...] = (
     CONFIG, ENVIRONMENT, STATUS, METRICS, ALLOCATION, CHECKPOINT, PREVIOUS, LAST, BEST, HOLDOUT,
-    GAINS, IMAGES, DIGESTS, TENSORBOARD,
+    IMAGES, DIGESTS, TENSORBOARD,
 )  # fmt: skip
 # What `compress`, `export` and `report` make of a run, in its folder.
 COMPRESSED, ONNX, REPORT = "compressed.safetensors", "model.onnx", "report.html"

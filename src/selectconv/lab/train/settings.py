@@ -131,13 +131,6 @@ def dataset_name(name: str, value: Any) -> None:
     check_dataset_name(value)
 
 
-def growth_names() -> Collection[str]:
-    """Return the rules for what re-opened slots read."""
-    from selectconv.core.allocation import GROWTHS
-
-    return GROWTHS
-
-
 def damage_names() -> Collection[str]:
     """Return the measures of damage."""
     from selectconv.core.damage import DAMAGES

@@ -83,6 +83,7 @@ def keys_of(config: Mapping[str, Any]) -> tuple[GroupKey, RowKey]:
     if method is not None:
         selection = {name: selection.get(name) for name in method.uses}
         placement = placement if method.is_selective else PAPERS_PLACEMENT
+    selection |= {name: value for name, value in config.items() if name not in setting_names()}
     rank = 3 * (len(METHODS) if method is None else method.rank)
     growth = selection.get("growth") or PAPERS_GROWTH
     rank += (placement != PAPERS_PLACEMENT) + (growth != PAPERS_GROWTH)  # after the paper's
@@ -238,7 +239,7 @@ def group_runs(
         return group.rows.setdefault(row_key, Row(row_key, {}, {}))
 
     for run in runs:
-        row_of(run.config.to_dict()).runs.setdefault(run.config.seed, run)
+        row_of(run.settings).runs.setdefault(run.config.seed, run)
     for name, settings, reason in missing:
         row_of(_planned_config(settings)).missing[name] = reason
     ordered = sorted(groups.values(), key=lambda group: group.key)
@@ -263,7 +264,7 @@ def find_duplicates(runs: Iterable[Run]) -> list[str]:
     seen: dict[tuple[GroupKey, RowKey, int], Run] = {}
     lines = []
     for run in runs:
-        key = (*keys_of(run.config.to_dict()), run.config.seed)
+        key = (*keys_of(run.settings), run.config.seed)
         if seen.setdefault(key, run) is not run:
             lines.append(
                 f"{run.path}: not in a table, because {seen[key].path} has the same settings and "

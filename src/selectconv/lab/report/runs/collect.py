@@ -12,7 +12,7 @@ from selectconv import __version__
 from selectconv.allocate.log import read_log
 from selectconv.allocate.report import AllocationReport
 from selectconv.errors import SelectConvError
-from selectconv.lab.train.config import TrainConfig, declared_settings, resolve
+from selectconv.lab.train.config import TrainConfig, declared_settings, read_recorded
 from selectconv.lab.train.digests import check_recorded
 from selectconv.lab.train.run_folder import (
     ALLOCATION,
@@ -38,6 +38,7 @@ class Run:
         allocation: one report for each step that changed something.
         environment: commit, versions, hardware; empty if there is no such file.
         holdout: images, error in per cent and loss of `holdout.json`; None where it was not asked.
+        gone: settings that this version does not have: the run cannot be repeated.
     """
 
     path: Path
@@ -46,6 +47,12 @@ class Run:
     allocation: list[AllocationReport]
     environment: dict[str, Any]
     holdout: dict[str, Any] | None = None
+    gone: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All its settings, also those that are gone."""
+        return {**self.config.to_dict(), **self.gone}
 
     @property
     def name(self) -> str:
@@ -162,7 +169,7 @@ def read_run(path: Path) -> Run:
     environment = _read_environment(folder)
     settings = folder.read_config()
     try:
-        config = resolve(settings)
+        config, gone = read_recorded(settings)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"its settings are not those of this version ({__version__}; the run was written "
@@ -186,7 +193,7 @@ def read_run(path: Path) -> Run:
     log = folder.check(ALLOCATION)
     allocation = read_log(log, epochs=config.epochs) if log.exists() else []
     holdout = _read_holdout(folder) if config.holdout else None
-    return Run(path, config, metrics, allocation, environment, holdout)
+    return Run(path, config, metrics, allocation, environment, holdout, gone)
 
 
 def _check_metrics(row: object, epoch: int) -> None:

@@ -34,9 +34,6 @@ class SelectConvNd(SlottedConvNd):
     """
 
     _plain_type: type[nn.modules.conv._ConvNd]
-    # False in `SlotNormConv2d`, whose input was selected before batch norm: it can be neither
-    # counted nor compressed.
-    selects_input = True
     _last_slots: SlotSummary | None = None
 
     def __init__(

@@ -96,11 +96,6 @@ def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
         model = nn.Sequential(model)  # a graph needs a parent module
     # Selective layers are the model's own: what is counted follows their slots.
     layers = selective_layers(model).values()
-    if not all(layer.selects_input for layer in layers):
-        raise CompressionError(
-            "`model` selects channels before batch norm (placement='before-norm'), which can be "
-            "neither compressed nor counted: build it with placement='input'."
-        )
     args, kwargs = as_arguments(example_input)
     check_modules(model)
     root = copy_model(model, (*model.parameters(), *layers))

@@ -81,9 +81,3 @@ def test_errors_are_one_line_and_nothing_is_printed(capfd):
         trace_dataflow(conv_net(), {"y": X})
     with pytest.raises(TypeError, match=r"`model` must be an nn\.Module, got list"):
         trace_dataflow([], X)
-
-
-def test_refuses_the_authors_placement():
-    model = sc.create_model("densenet40", selective=True, placement="before-norm", units=(1, 1, 1))
-    with pytest.raises(sc.CompressionError, match="placement='input'"):
-        trace_dataflow(model, X)

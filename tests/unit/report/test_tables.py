@@ -12,7 +12,6 @@ import selectconv as sc
 from fake_runs import SETTINGS, write_run
 from selectconv.deploy.cost import count_macs, count_params
 from selectconv.lab.data.registry import dataset_info
-from selectconv.lab.report.build import choose_run, draw_group
 from selectconv.lab.report.compare.groups import find_duplicates, group_runs
 from selectconv.lab.report.compare.tables import HEADER, build_table, paper_figures
 from selectconv.lab.report.runs.collect import collect, read_run
@@ -209,61 +208,6 @@ def test_findings_say_what_the_runs_show(folder, tmp_path):
     assert third.startswith(
         "Not among the questions named beforehand: +D+R zero+shift (select) against +S"
     )
-
-
-def test_another_placement_is_a_question_of_its_own(tmp_path):
-    # Nothing stays closed: only 1x1 convs select, and they re-open what they close.
-    ours = {**SETTINGS["model_options"], "realloc": "pointwise-only"}
-    theirs = {**ours, "placement": "before-norm"}
-    for seed, error in enumerate((20.0, 22.0, 21.0)):
-        write_run(tmp_path / f"p{seed}", method="plain", seed=seed, model_options=ours, error=error)
-        write_run(
-            tmp_path / f"d{seed}",
-            method="dealloc",
-            seed=seed,
-            model_options=ours,
-            error=error - seed,
-        )
-        write_run(
-            tmp_path / f"h{seed}", method="shift", seed=seed, model_options=ours, error=error - seed
-        )
-        write_run(
-            tmp_path / f"s{seed}", method="select", seed=seed, model_options=ours, error=error - 2
-        )
-        options = {"method": "select", "model_options": theirs, "error": error - 3 - seed / 10}
-        write_run(tmp_path / f"b{seed}", seed=seed, **options)
-    [group] = group_runs(collect([tmp_path]).runs)
-    table = build_table(group)
-    names = [row[0] for row in table.rows]
-    assert names[-2:] == [
-        "+D+R zero+shift (select) [gamma 0.3, grace 1]",
-        "+D+R zero+shift (select) before-norm [gamma 0.3, grace 1]",
-    ]
-    placed = cells(table, "+D+R zero+shift (select) before-norm")
-    assert placed["test error %, last epoch"] == "17.90 ± 0.95"
-    assert placed["params"] == cells(table, "+S")["params"]
-    [finding] = [line for line in table.findings if line.startswith(names[-1].partition(" [")[0])]
-    assert "against +D+R zero+shift (select), 3 seeds: test error 19.00 % to 17.90 %" in finding
-    # The row itself is compared with the paper's placement too.
-    assert placed["change"] == f"{100 * (17.9 / 19 - 1):+.2f} %"
-    assert (
-        "another placement are compared with the paper's placement, not with the baseline"
-        in table.caption
-    )
-    # Neither select nor its other placement is among the second questions: two of them remain.
-    # Differences 0, -1, -2: t^2 = 3, and with two degrees of freedom p = 1 - t / sqrt(2 + t^2).
-    assert cells(table, "+S")["p"] == f"{2 * (1 - math.sqrt(3 / 5)):.4f}"
-    assert choose_run(group).config.model_options == ours
-
-
-def test_figures_of_another_placement_leave_out_maps_by_channel(tmp_path):
-    options = {**SETTINGS["model_options"], "placement": "before-norm"}
-    write_run(tmp_path / "run", method="select", weights=True, model_options=options)
-    [group] = group_runs(collect([tmp_path]).runs)
-    figures = draw_group(group, "g")
-    problems = {figure.title: figure.problem for figure in figures if figure.problem}
-    assert problems.keys() == {"Not drawn: feature maps"}
-    assert "Learned shifts" in {figure.title for figure in figures}
 
 
 def test_while_planned_runs_are_missing_nothing_is_decided(tmp_path):

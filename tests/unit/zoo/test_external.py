@@ -126,6 +126,7 @@ def test_a_name_that_is_none():
         ("value", "has no function 'value'"),
         ("number", "must return an nn.Module, got int"),
         ("picky", "must accept `num_classes`, `in_channels`"),
+        ("broken", "must .*return an nn.Module; calling it failed with RuntimeError: no weights"),
     ],
 )
 def test_wrong_functions(own_module, function, message):
@@ -134,7 +135,7 @@ def test_wrong_functions(own_module, function, message):
 
 
 def test_a_module_that_is_not_there():
-    with pytest.raises(ValueError, match="cannot import 'no_such_module'"):
+    with pytest.raises(ValueError, match=r"cannot import 'no_such_module' .*ModuleNotFound"):
         build("no_such_module:f")
 
 
@@ -185,7 +186,6 @@ def settings(model, method="select"):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("broken", "must return an nn.Module; calling it failed with RuntimeError: no weights"),
         ("named", r"must return a tensor \(N, 10\), .* for 2 images it returned a dict"),
         ("aided", "returned a tuple"),
         ("fewer", r"returned one of shape \(2, 7\)"),
@@ -227,5 +227,5 @@ def test_a_module_that_cannot_be_imported_for_its_own_reasons(tmp_path, monkeypa
     (tmp_path / "wrong_networks.py").write_text("1 / 0")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    with pytest.raises(ValueError, match="importing 'wrong_networks' failed with ZeroDivision"):
+    with pytest.raises(ValueError, match=r"cannot import 'wrong_networks' .*ZeroDivision"):
         build("wrong_networks:f")

@@ -1,7 +1,6 @@
 """Build the report: from the runs to the page and its tables."""
 
 from collections.abc import Callable, Iterable, Mapping
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ from selectconv.errors import SelectConvError
 from selectconv.files import write_text
 from selectconv.lab.report.compare.groups import (
     FIRST,
-    PAPERS_PLACEMENT,
     Group,
     find_duplicates,
     group_runs,
@@ -31,7 +29,6 @@ from selectconv.lab.report.page import Section, render_lines, render_page, rende
 from selectconv.lab.report.runs.collect import Collection, Run
 from selectconv.lab.report.runs.trained import load_trained
 from selectconv.lab.train.methods import METHODS
-from selectconv.lab.zoo.registry import PLACEMENTS
 
 _NUM_IMAGES = 512  # test images for the histograms of hidden inputs
 _LEAD = (
@@ -112,13 +109,8 @@ def _plan_close_look(run: Run, name: str) -> list[tuple[str, Callable[[], Figure
         missing = Figure(f"Not drawn: {names}", describe(run), problem=trained)
         return [*plans, ("", lambda: missing)]
     plans.append(("Learned shifts", lambda: draw_shifts(run, trained.model, f"{name}-shifts")))
-    if run.config.model_options.get("placement", PAPERS_PLACEMENT) == PAPERS_PLACEMENT:
-        plans.append(("A de-allocated channel", lambda: draw_pair(run, trained, f"{name}-pair")))
-        plans.append(("Channels most often moved", lambda: draw_top(run, trained, f"{name}-top")))
-    else:
-        problem = "The network selects before the norm, so there are no maps of channels after it."
-        unmapped = Figure("Not drawn: feature maps", describe(run), problem=problem)
-        plans.append(("", lambda: unmapped))
+    plans.append(("A de-allocated channel", lambda: draw_pair(run, trained, f"{name}-pair")))
+    plans.append(("Channels most often moved", lambda: draw_top(run, trained, f"{name}-top")))
     plans.append(("Damage", lambda: draw_damage(run, trained, f"{name}-damage")))
     plans.append(("Hidden inputs", lambda: draw_inputs(run, trained, f"{name}-inputs")))
     return plans
@@ -137,8 +129,8 @@ def _draw(title: str, draw: Callable[[], Figure | None], run: Run | None) -> Fig
 def choose_run(group: Group) -> Run | None:
     """Choose the run to look at closely: the median one of the method that moves most."""
     allocating = [method.name for method in METHODS.values() if "gamma" in method.uses]
-    for placement, name in product(PLACEMENTS, allocating):
-        row = group.find(name, placement)
+    for name in allocating:
+        row = group.find(name)
         if row is not None:
             runs = list(row.runs.values())
             with_weights = [run for run in runs if run.weights is not None]

@@ -1,7 +1,6 @@
 """What the paper's networks share: stem, BN -> ReLU -> conv, head, initialisation."""
 
 import math
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +8,6 @@ from torch import Tensor, nn
 from selectconv.core.fused import convolve_norm_relu, has_hooks
 from selectconv.core.layer import SelectConv2d
 from selectconv.core.mean_source import BatchNormMean
-from selectconv.lab.zoo.registry import Selection
-from selectconv.lab.zoo.slot_norm import SlotNormConv2d, SlotNormReluConv
 
 
 class NormReluConv(nn.Sequential):
@@ -36,7 +33,9 @@ class NormReluConv(nn.Sequential):
             out = convolve_norm_relu(conv, input, self.norm)
             if out is not None:
                 return out
-        return cast(Tensor, cast(Any, super()).forward(input))
+        for module in self:
+            input = module(input)
+        return input
 
     def _drops(self) -> bool:
         dropout = getattr(self, "dropout", None)
@@ -48,38 +47,37 @@ def norm_relu_conv(
     out_channels: int,
     kernel_size: int,
     *,
-    selection: Selection | None,
+    realloc: str | None,
     groups: int = 1,
     dropout: float = 0.0,
-) -> NormReluConv | SlotNormReluConv:
+) -> NormReluConv:
     """Build BN -> ReLU -> (dropout ->) conv, the block in which Eq. (2) holds.
 
     Args:
         in_channels: inputs of the conv.
         out_channels: outputs of the conv.
         kernel_size: of the conv, which keeps the map's size.
-        selection: None builds a plain conv. A grouped conv is selective with "all" only: the
-            authors left those of ResNeXt and CondenseNet plain.
+        realloc: as in `ModelOptions`. A grouped conv is selective with "all" only: the authors
+            left those of ResNeXt and CondenseNet plain.
         groups: of the conv.
         dropout: the rate; it keeps the mean of the conv's input, so Eq. (2) still holds.
     """
     norm = nn.BatchNorm2d(in_channels)
-    padding = kernel_size // 2
     conv = nn.Conv2d(
-        in_channels, out_channels, kernel_size, padding=padding, groups=groups, bias=False
+        in_channels,
+        out_channels,
+        kernel_size,
+        padding=kernel_size // 2,
+        groups=groups,
+        bias=False,
     )
     is_pointwise = kernel_size == 1
-    block: NormReluConv | SlotNormReluConv = NormReluConv()
-    if selection is not None:
-        realloc = selection.realloc
-        is_chosen = is_pointwise if realloc == "pointwise-only" else groups == 1
-        if realloc == "all" or is_chosen:
-            reallocate = realloc == "all" or (realloc != "none" and is_pointwise)
-            layer: type[SelectConv2d] = SelectConv2d
-            if reallocate and selection.placement == "before-norm":
-                layer, block = SlotNormConv2d, SlotNormReluConv()
-            source = BatchNormMean(norm, torch.relu)
-            conv = layer.from_conv(conv, reallocate=reallocate, mean=source)
+    is_chosen = is_pointwise if realloc == "pointwise-only" else groups == 1
+    if realloc == "all" or (realloc is not None and is_chosen):
+        reallocate = realloc == "all" or (realloc != "none" and is_pointwise)
+        source = BatchNormMean(norm, torch.relu)
+        conv = SelectConv2d.from_conv(conv, reallocate=reallocate, mean=source)
+    block = NormReluConv()
     block.add_module("norm", norm)
     block.add_module("relu", nn.ReLU(inplace=True))
     if dropout > 0:

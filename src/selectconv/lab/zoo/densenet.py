@@ -1,7 +1,8 @@
-"""DenseNet: the paper's DenseNet-40, -100, -121 and DenseNet-BC-190.
+"""DenseNet: the paper's DenseNet-40, -100, -121, DenseNet-BC-190 and CondenseNet-182.
 
 The paper's DenseNet-40 (0.21M) and DenseNet-100 have bottlenecks and no compression; they are not
-the usual networks of these names.
+the usual networks of these names. CondenseNet-182 is built as it is trained, with dense 1x1 convs,
+which may later be condensed.
 """
 
 import math
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 
 from selectconv.checks import check_count
 from selectconv.lab.zoo.blocks import Network, build_stem, norm_relu_conv
-from selectconv.lab.zoo.registry import ModelOptions, Selection, register_model
+from selectconv.lab.zoo.learned_group_conv import LearnedGroupConv2d
+from selectconv.lab.zoo.registry import ModelOptions, register_model
 
 
 class DenseUnit(nn.Module):
@@ -22,15 +24,15 @@ class DenseUnit(nn.Module):
         self,
         in_channels: int,
         growth_rate: int,
-        selection: Selection | None,
+        realloc: str | None,
         *,
         groups: int = 1,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
         width = 4 * growth_rate
-        self.pointwise = norm_relu_conv(in_channels, width, 1, selection=selection, dropout=dropout)
-        self.spatial = norm_relu_conv(width, growth_rate, 3, selection=selection, groups=groups)
+        self.pointwise = norm_relu_conv(in_channels, width, 1, realloc=realloc, dropout=dropout)
+        self.spatial = norm_relu_conv(width, growth_rate, 3, realloc=realloc, groups=groups)
 
     def forward(self, x: Tensor) -> Tensor:
         """Append this unit's features to `x`."""
@@ -71,21 +73,22 @@ class DenseNet(Network):
                 "`growth_rates` and `units` must be equally long and not empty, "
                 f"got lengths {len(growth_rates)} and {len(units)}."
             )
-        selection = options.selection
-        width = 2 * check_count("growth_rate", growth_rates[0], 1)
+        for growth_rate in growth_rates:
+            check_count("growth_rate", growth_rate, 1)
+        width = 2 * growth_rates[0]
         stem = build_stem(options.in_channels, width, options.stem or own_stem, norm=stem_norm)
         blocks = nn.Sequential()
         for number, (growth_rate, length) in enumerate(zip(growth_rates, units, strict=True)):
-            check_count("growth_rate", growth_rate, 1)
             block = nn.Sequential()
             for _ in range(check_count("units", length, 1)):
-                unit = DenseUnit(width, growth_rate, selection, groups=groups, dropout=dropout)
-                block.append(unit)
+                block.append(
+                    DenseUnit(width, growth_rate, options.realloc, groups=groups, dropout=dropout)
+                )
                 width += growth_rate
             if number < len(units) - 1:
                 if compression < 1:
                     narrow = math.floor(width * compression)
-                    block.append(norm_relu_conv(width, narrow, 1, selection=selection))
+                    block.append(norm_relu_conv(width, narrow, 1, realloc=options.realloc))
                     width = narrow
                 block.append(nn.AvgPool2d(2))
             blocks.append(block)
@@ -133,3 +136,36 @@ def densenet121(
         own_stem="imagenet",
         stem_norm=True,
     )
+
+
+@register_model
+def condensenet182(
+    options: ModelOptions,
+    *,
+    growth_rates: Sequence[int] = (12, 24, 48),
+    units: Sequence[int] = (30, 30, 30),
+    groups: int = 4,
+    dropout: float = 0.1,
+    condense_factor: int | None = None,
+) -> DenseNet:
+    """CondenseNet-182: k = 12-24-48, 30-30-30 units, 3x3 convs in 4 groups; 13.8M parameters.
+
+    With a `condense_factor` (CondenseNet's is 4) its 1x1 convs learn `groups` groups and may be
+    condensed to 1 / `condense_factor` of their weights: 4.22M parameters.
+    """
+    # No channel shuffle: CondenseNet needs one only after condensing, to bring the outputs of its
+    # grouped 1x1 convs back into the order that they have while those are dense.
+    model = DenseNet(
+        options, growth_rates=growth_rates, units=units, groups=groups, dropout=dropout
+    )
+    if condense_factor is not None:
+        if options.realloc is not None:
+            raise ValueError(
+                "`condense_factor` is for the plain network: learned groups and selective convs "
+                "cannot be combined."
+            )
+        for unit in model.modules():
+            if isinstance(unit, DenseUnit):
+                conv = unit.pointwise.conv
+                unit.pointwise.conv = LearnedGroupConv2d.from_conv(conv, groups, condense_factor)
+    return model

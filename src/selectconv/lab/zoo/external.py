@@ -4,6 +4,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -38,8 +39,7 @@ def check_model_name(name: str) -> str:
         except ValueError as error:
             raise ValueError(f"{error} Or timm:NAME, or package.module:function.") from None
     place, _, function = name.partition(":")
-    words = place.split(".") if place != _TIMM else []
-    if not function or not all(word.isidentifier() for word in words):
+    if not function or not all(word.isidentifier() for word in place.split(".")):
         raise ValueError(
             "`model` must be a name of the zoo, timm:NAME, or package.module:function; "
             f"got {name!r}."
@@ -62,21 +62,17 @@ def build_external(
     Raises:
         ValueError: there is no such network, or what was built is not a module.
     """
-    check_model_name(name)
     place, _, function = name.partition(":")
     if place == _TIMM:
-        return _build_timm(function, num_classes, in_channels, options)
-    build = _find_function(place, function)
+        build = partial(_find_in_timm(function), in_chans=in_channels)
+    else:
+        build = partial(_find_function(place, function), in_channels=in_channels)
     try:
-        model = build(num_classes=num_classes, in_channels=in_channels, **options)
-    except TypeError as error:
+        model = build(num_classes=num_classes, **options)
+    except Exception as error:  # of code that is not ours
         raise ValueError(
-            f"`model` {name!r} must accept `num_classes`, `in_channels` and the model options "
-            f"{sorted(options)}; calling it failed: {error}."
-        ) from error
-    except Exception as error:  # of a function that is not ours
-        raise ValueError(
-            f"`model` {name!r} must return an nn.Module; calling it failed with "
+            f"`model` {name!r} must accept `num_classes`, `in_channels` (timm: `in_chans`) and the "
+            f"model options {sorted(options)}, and return an nn.Module; calling it failed with "
             f"{type(error).__name__}: {error}"
         ) from error
     if not isinstance(model, nn.Module):
@@ -84,9 +80,7 @@ def build_external(
     return model
 
 
-def _build_timm(
-    name: str, num_classes: int, in_channels: int, options: Mapping[str, Any]
-) -> nn.Module:
+def _find_in_timm(name: str) -> Callable[..., object]:
     try:
         timm = import_extra("timm", f"`model` timm:{name}", "timm", error=ValueError)
     except RuntimeError as error:  # of torchvision, which timm imports
@@ -97,31 +91,18 @@ def _build_timm(
     if not timm.is_model(name):
         hint = suggest(name, timm.list_models())
         raise ValueError(f"`model`: timm {timm.__version__} has no network {name!r}.{hint}")
-    try:
-        model: nn.Module = timm.create_model(
-            name, num_classes=num_classes, in_chans=in_channels, **options
-        )
-    except Exception as error:  # of a network that is not ours
-        raise ValueError(
-            f"`model` timm:{name} cannot be built: {type(error).__name__}: {error}"
-        ) from error
-    return model
+    return partial(timm.create_model, name)
 
 
 def _find_function(place: str, function: str) -> Callable[..., object]:
-    here = os.getcwd()
-    if here not in sys.path:  # the console script's path begins with its own folder
-        sys.path.append(here)
+    if os.getcwd() not in sys.path:  # the console script's path begins with its own folder
+        sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(place)
-    except ImportError as error:
-        raise ValueError(
-            f"`model`: cannot import {place!r}: {error}; it is looked for in the current folder "
-            "and among the installed packages."
-        ) from error
     except Exception as error:  # in a module that is not ours
         raise ValueError(
-            f"`model`: importing {place!r} failed with {type(error).__name__}: {error}"
+            f"`model`: cannot import {place!r} from the current folder or the installed packages: "
+            f"{type(error).__name__}: {error}"
         ) from error
     build: Callable[..., object] | None = getattr(module, function, None)
     if not callable(build):

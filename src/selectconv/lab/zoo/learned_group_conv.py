@@ -5,9 +5,10 @@ that its weights use least, until one part in `condense_factor` is left; `conden
 as what it has become: a selection of channels and a group convolution.
 """
 
-from typing import Any, Self, cast
+from typing import Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from selectconv.allocate.report import AllocationReport
@@ -39,18 +40,12 @@ class LearnedGroupConv2d(nn.Conv2d):
 
     @classmethod
     def from_conv(cls, conv: nn.Conv2d, num_groups: int, condense_factor: int) -> Self:
-        """Make a learned group conv that shares the weight of a dense 1x1 conv.
+        """Make a learned group conv that shares the weight of a dense 1x1 conv without a bias.
 
         Raises:
-            TypeError, ValueError: a conv that is not a dense 1x1 conv without bias, or sizes that
-                do not divide its channels.
+            TypeError, ValueError: sizes that do not divide its channels.
         """
-        if type(conv) is not nn.Conv2d:
-            raise TypeError(f"`conv` must be exactly a torch.nn.Conv2d, got {type(conv).__name__}.")
-        num_groups = check_count("num_groups", num_groups, 1)
-        condense_factor = check_count("condense_factor", condense_factor, 1)
-        if conv.kernel_size != (1, 1) or conv.groups != 1 or conv.bias is not None:
-            raise ValueError(f"`conv` must be 1x1 and dense, without a bias, got {conv}.")
+        check_count("condense_factor", condense_factor, 1)
         if conv.out_channels % num_groups or conv.in_channels % condense_factor:
             raise ValueError(
                 f"`num_groups` {num_groups} must divide the {conv.out_channels} outputs and "
@@ -62,18 +57,16 @@ class LearnedGroupConv2d(nn.Conv2d):
             layer.__dict__[own] = conv.__dict__[own].copy()
         layer.num_groups = num_groups
         layer.condense_factor = condense_factor
-        reads = torch.ones(
-            num_groups, conv.in_channels, dtype=torch.bool, device=conv.weight.device
-        )
+        reads = conv.weight.new_ones(num_groups, conv.in_channels, dtype=torch.bool)
         layer.register_buffer("reads", reads)
         return layer
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolve with zeros for what a group has dropped."""
-        weight = torch.where(
-            self.reads[:, :, None, None].repeat(self._size, 1, 1, 1), self.weight, 0.0
-        )
-        return cast(Tensor, cast(Any, self)._conv_forward(input, weight, None))
+        size = self.out_channels // self.num_groups
+        reads = self.reads[:, :, None, None].repeat(size, 1, 1, 1)
+        weight = torch.where(reads, self.weight, 0.0)
+        return F.conv2d(input, weight)
 
     @torch.no_grad()
     def condense(self, stage: int) -> Tensor:
@@ -86,9 +79,7 @@ class LearnedGroupConv2d(nn.Conv2d):
             What was dropped, as `group * in_channels + input`, sorted, int64, on the CPU.
         """
         most = self.in_channels * (self.condense_factor - stage) // self.condense_factor
-        excess = int(self.reads[0].sum()) - most
-        if excess <= 0:
-            return torch.empty(0, dtype=torch.int64, device="cpu")
+        excess = max(0, int(self.reads[0].sum()) - most)
         # Dropped inputs sort after all others.
         norms = self._by_group(self.weight).abs().sum(dim=0)  # (groups, I)
         order = norms.masked_fill(~self.reads, torch.inf).sort(dim=1, stable=True).indices
@@ -102,24 +93,9 @@ class LearnedGroupConv2d(nn.Conv2d):
         squares = (self._by_group(self.weight).square().sum(dim=0) * self.reads).flatten()
         return squares.clamp(min=_SMALLEST_NORM).sqrt().sum()
 
-    def condensed(self) -> "CondensedConv2d":
-        """Return the selection of channels and the group conv that this layer has become."""
-        return CondensedConv2d(self)
-
-    def extra_repr(self) -> str:
-        """Add the groups to what a plain conv shows."""
-        plain = str(cast(Any, super()).extra_repr())
-        if self.reads.is_meta:
-            return f"{plain}, num_groups={self.num_groups}"
-        return f"{plain}, num_groups={self.num_groups}, reads={int(self.reads[0].sum())}"
-
-    @property
-    def _size(self) -> int:
-        return self.out_channels // self.num_groups
-
     def _by_group(self, weight: Tensor) -> Tensor:
         """View the weight (O, I, 1, 1) as (O / groups, groups, I): groups are interleaved."""
-        return weight.view(self._size, self.num_groups, self.in_channels)
+        return weight.view(-1, self.num_groups, self.in_channels)
 
 
 class CondensedConv2d(nn.Module):
@@ -134,18 +110,13 @@ class CondensedConv2d(nn.Module):
     def __init__(self, layer: LearnedGroupConv2d) -> None:
         super().__init__()
         groups, weight = layer.num_groups, layer.weight
-        if layer.reads.is_meta:  # sizes only: those of the last stage
-            width = layer.in_channels // layer.condense_factor
-            inputs = torch.empty(groups, width, dtype=torch.int64, device="meta")
-        else:
-            width = int(layer.reads[0].sum())
-            inputs = layer.reads.nonzero()[:, 1].view(groups, width)
+        width = int(layer.reads[0].sum())
+        inputs = layer.reads.nonzero()[:, 1].view(groups, width)
         self.register_buffer("index", inputs.flatten())
         self.conv = nn.Conv2d(
             groups * width,
             layer.out_channels,
             1,
-            stride=layer.stride,  # type: ignore[arg-type]
             groups=groups,
             bias=False,
             device=weight.device,
@@ -154,7 +125,6 @@ class CondensedConv2d(nn.Module):
         by_group = layer._by_group(weight.detach()).transpose(0, 1)  # (groups, O / groups, I)
         kept = by_group.gather(2, inputs[:, None, :].expand(-1, by_group.shape[1], -1))
         self.conv.weight = nn.Parameter(kept.reshape(self.conv.weight.shape).clone())
-        self.conv.train(layer.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute what the learned group conv computes."""
@@ -186,21 +156,25 @@ def condense(model: nn.Module) -> nn.Module:
         >>> sum(p.numel() for p in condense(model).parameters())
         1210
     """
-    learned = learned_group_convs(model)
-    if not learned:
-        raise ValueError(
-            "`model` has no learned group convs: build it with "
-            'sc.create_model("condensenet182", condense_factor=4).'
-        )
-    for name, layer in learned.items():
+    for name, layer in learned_group_convs(model).items():
         parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, layer.condensed())
+        setattr(model.get_submodule(parent), child, CondensedConv2d(layer))
     return model
 
 
 def learned_group_convs(model: nn.Module) -> dict[str, LearnedGroupConv2d]:
-    """Return a model's learned group convs by name."""
-    return {name: m for name, m in model.named_modules() if isinstance(m, LearnedGroupConv2d)}
+    """Return a model's learned group convs by name.
+
+    Raises:
+        ValueError: it has none.
+    """
+    found = {name: m for name, m in model.named_modules() if isinstance(m, LearnedGroupConv2d)}
+    if not found:
+        raise ValueError(
+            "`model` has no learned group convs: build it with "
+            'sc.create_model("condensenet182", condense_factor=4).'
+        )
+    return found
 
 
 class Condenser:
@@ -222,8 +196,6 @@ class Condenser:
         self.total_epochs = check_count("total_epochs", total_epochs, 1)
         self.group_lasso = check_non_negative("group_lasso", group_lasso)
         self.layers = learned_group_convs(model)
-        if not self.layers:
-            raise ValueError("`model` has no learned group convs to condense.")
 
     def step(self, epoch: int) -> AllocationReport:
         """Bring every layer to the stage that is due after `epoch` (0-based).
@@ -231,7 +203,6 @@ class Condenser:
         Returns:
             What was dropped, as `group * in_channels + input`; false when nothing changed.
         """
-        epoch = check_count("epoch", epoch, 0)
         plans = {}
         for name, layer in self.layers.items():
             last = layer.condense_factor - 1
@@ -246,9 +217,8 @@ class Condenser:
         if self.group_lasso == 0:
             return
         weights = [layer.weight for layer in self.layers.values()]
-        with torch.enable_grad():
-            penalty = torch.stack([layer.group_lasso() for layer in self.layers.values()]).sum()
-            gradients = torch.autograd.grad(self.group_lasso * penalty, weights)
+        penalty = torch.stack([layer.group_lasso() for layer in self.layers.values()]).sum()
+        gradients = torch.autograd.grad(self.group_lasso * penalty, weights)
         for weight, gradient in zip(weights, gradients, strict=True):
             weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
 

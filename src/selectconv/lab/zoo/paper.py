@@ -1,12 +1,10 @@
 """The paper's printed figures of its networks, beside those of the zoo."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
 
-from selectconv.checks import check_choice
 from selectconv.deploy.cost import count_macs, count_params
 from selectconv.lab.zoo.registry import create_model
 
@@ -55,62 +53,30 @@ PAPER = {
 """Tables 1 and 2 (CIFAR-10) and 3 (ImageNet), by the zoo's names and in the paper's order."""
 
 
-@dataclass(frozen=True)
-class ModelRow:
-    """A network of the zoo beside the paper's figures.
+def models_table() -> list[dict[str, Any]]:
+    """Count the paper's networks, each for its own images; all of them in a few seconds.
 
-    Attributes:
-        name: as for `create_model`.
-        params: parameters of the plain network.
-        macs: multiply-adds of its convs and its classifier for one image.
-        selective_params: parameters of the selective network with nothing closed.
-        shift_biases: those among them that are shifts.
-        paper_params: as printed.
-        paper_flops: as printed, or None.
-        note: what to know before comparing.
+    Returns:
+        A row for each: its name; params and macs (of one image) of the plain network;
+        selective_params with nothing closed, and shift_biases, those among them that are shifts;
+        paper_params and paper_flops as printed; and a note.
     """
-
-    name: str
-    params: int
-    macs: int
-    selective_params: int
-    shift_biases: int
-    paper_params: str
-    paper_flops: str | None
-    note: str
+    return [_count_row(name, paper) for name, paper in PAPER.items()]
 
 
-def models_table(names: Sequence[str] = tuple(PAPER)) -> list[ModelRow]:
-    """Count networks of the paper, each for its own images; all of them in a few seconds.
-
-    Raises:
-        ValueError: an unknown name.
-
-    Example:
-        >>> [row] = models_table(["densenet40"])
-        >>> row.params, row.selective_params, row.paper_params
-        (211978, 216514, '0.21M')
-    """
-    return [_count_row(name, PAPER[check_choice("name", name, PAPER)]) for name in names]
-
-
-def _count_row(name: str, paper: PaperFigures) -> ModelRow:
+def _count_row(name: str, paper: PaperFigures) -> dict[str, Any]:
+    options: dict[str, Any] = {"num_classes": paper.num_classes}
     with torch.device("meta"):  # shapes only: no memory, no random numbers drawn
-        plain = create_model(name, num_classes=paper.num_classes)
-        selective = create_model(
-            name, num_classes=paper.num_classes, selective=True, realloc=paper.realloc
-        )
-    return ModelRow(
-        name=name,
-        params=count_params(plain),
-        macs=count_macs(plain, (3, paper.image_size, paper.image_size)),
-        selective_params=count_params(selective),
-        shift_biases=_count_shift_biases(selective),
-        paper_params=paper.params,
-        paper_flops=paper.flops,
-        note=paper.note,
-    )
-
-
-def _count_shift_biases(model: nn.Module) -> int:
-    return sum(p.numel() for name, p in model.named_parameters() if name.endswith(".shift"))
+        plain = create_model(name, **options)
+        selective = create_model(name, selective=True, realloc=paper.realloc, **options)
+    shifts = [p for name, p in selective.named_parameters() if name.endswith(".shift")]
+    return {
+        "name": name,
+        "params": count_params(plain),
+        "macs": count_macs(plain, (3, paper.image_size, paper.image_size)),
+        "selective_params": count_params(selective),
+        "shift_biases": sum(shift.numel() for shift in shifts),
+        "paper_params": paper.params,
+        "paper_flops": paper.flops,
+        "note": paper.note,
+    }

@@ -12,22 +12,8 @@ from selectconv.checks import check_choice, check_count, check_flag
 Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 
 STEMS = ("cifar", "tiny", "imagenet")
-PLACEMENTS = ("input", "before-norm")
 REALLOCS = ("pointwise", "all", "none", "pointwise-only")
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {}
-
-
-@dataclass(frozen=True)
-class Selection:
-    """How a network is selective.
-
-    Attributes:
-        realloc: one of `REALLOCS`, which selective convs re-allocate.
-        placement: one of `PLACEMENTS`, where those that re-allocate select.
-    """
-
-    realloc: str
-    placement: str = "input"
 
 
 @dataclass(frozen=True)
@@ -38,13 +24,13 @@ class ModelOptions:
         num_classes: outputs of the classifier.
         in_channels: channels of the images.
         stem: one of `STEMS`; None: the model's own.
-        selection: how it is selective; None: build a plain network.
+        realloc: one of `REALLOCS`, which selective convs re-allocate; None: build a plain network.
     """
 
     num_classes: int
     in_channels: int
     stem: str | None
-    selection: Selection | None
+    realloc: str | None
 
 
 def register_model(builder: Builder) -> Builder:
@@ -53,7 +39,6 @@ def register_model(builder: Builder) -> Builder:
     Args:
         builder: takes `ModelOptions`, and what else `create_model` is to accept by name.
     """
-    assert builder.__name__ not in _BUILDERS
     _BUILDERS[builder.__name__] = builder
     return builder
 
@@ -76,7 +61,6 @@ def create_model(
     stem: str | None = None,
     selective: bool = False,
     realloc: str = "pointwise",
-    placement: str = "input",
     **kw: Any,
 ) -> nn.Module:
     """Build a network of the paper.
@@ -93,9 +77,6 @@ def create_model(
             grouped convs of ResNeXt and CondenseNet are selective, too; otherwise they are plain.
             With "pointwise-only", 1x1 convs re-allocate and all others are plain; use it with a
             large gamma, which would close more and more slots of convs that cannot re-open them.
-        placement: where convs that re-allocate select: from their "input", after BN and ReLU (the
-            paper), or "before-norm", with a BN entry for each slot (the authors' code, for
-            comparison). Models of the latter kind cannot be compressed, counted or exported.
         **kw: passed to the model's builder, such as `growth_rate` and `units` of DenseNets, `width`
             and `blocks` of ResNets.
 
@@ -113,9 +94,8 @@ def create_model(
     if stem is not None:
         check_choice("stem", stem, STEMS)
     check_choice("realloc", realloc, REALLOCS)
-    check_choice("placement", placement, PLACEMENTS)
-    selection = Selection(realloc, placement) if check_flag("selective", selective) else None
-    options = ModelOptions(num_classes, in_channels, stem, selection)
+    is_selective = check_flag("selective", selective)
+    options = ModelOptions(num_classes, in_channels, stem, realloc if is_selective else None)
     parameters = inspect.signature(builder).parameters
     _, *accepted = parameters
     for key, value in kw.items():
@@ -132,8 +112,7 @@ def create_model(
     except RuntimeError as error:
         if "allocate memory" not in str(error):
             raise
-        sizes = ", ".join(f"{key}={value!r}" for key, value in kw.items())
         raise ValueError(
             f"`{name}` does not fit in memory with num_classes={num_classes}, "
-            f"in_channels={in_channels}{sizes and ', '}{sizes}."
+            f"in_channels={in_channels}, {kw}."
         ) from error

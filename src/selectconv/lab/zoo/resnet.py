@@ -1,4 +1,4 @@
-"""Pre-activation ResNet: ResNet-164 for CIFAR and ResNet-50 for ImageNet.
+"""Pre-activation ResNet: ResNet-164 and ResNeXt-29 for CIFAR, ResNet-50 for ImageNet.
 
 Differs from the originals as the paper does (supplement, "Architectures"): between stages the whole
 trunk is average-pooled, and shortcuts that widen append zeros; there are no projections.
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from selectconv.checks import check_count
 from selectconv.lab.zoo.blocks import Network, build_stem, norm_relu_conv
-from selectconv.lab.zoo.registry import ModelOptions, Selection, register_model
+from selectconv.lab.zoo.registry import ModelOptions, register_model
 
 
 class Bottleneck(nn.Module):
@@ -22,14 +22,14 @@ class Bottleneck(nn.Module):
         in_channels: int,
         width: int,
         out_channels: int,
-        selection: Selection | None,
+        realloc: str | None,
         *,
         groups: int = 1,
     ) -> None:
         super().__init__()
-        self.reduce = norm_relu_conv(in_channels, width, 1, selection=selection)
-        self.spatial = norm_relu_conv(width, width, 3, selection=selection, groups=groups)
-        self.expand = norm_relu_conv(width, out_channels, 1, selection=selection)
+        self.reduce = norm_relu_conv(in_channels, width, 1, realloc=realloc)
+        self.spatial = norm_relu_conv(width, width, 3, realloc=realloc, groups=groups)
+        self.expand = norm_relu_conv(width, out_channels, 1, realloc=realloc)
         self.num_appended = out_channels - in_channels
 
     def forward(self, x: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class ResNet(Network):
             for _ in range(check_count("blocks", length, 1)):
                 inner, outer = cardinality * base, 4 * base
                 stage.append(
-                    Bottleneck(channels, inner, outer, options.selection, groups=cardinality)
+                    Bottleneck(channels, inner, outer, options.realloc, groups=cardinality)
                 )
                 channels = outer
             if number < len(blocks) - 1:
@@ -101,3 +101,15 @@ def resnet50(
     Its 22,780,456 parameters are what the paper prints (22.8M); with projections it would be 25.6M.
     """
     return ResNet(options, width=width, blocks=blocks, own_stem="imagenet")
+
+
+@register_model
+def resnext29(
+    options: ModelOptions,
+    *,
+    width: int = 64,
+    blocks: Sequence[int] = (3, 3, 3),
+    cardinality: int = 8,
+) -> ResNet:
+    """ResNeXt-29 (8x64d), pre-activation as in the authors' code; 33.8M parameters."""
+    return ResNet(options, width=width, blocks=blocks, cardinality=cardinality)

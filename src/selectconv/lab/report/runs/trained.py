@@ -46,7 +46,7 @@ def load_trained(run: Run, num_images: int) -> Trained | str:
         torch.manual_seed(config.seed)
         fresh = build_model(config, splits.info)
         model = load_network(config, splits.info, run.weights)
-    except (SelectConvError, ValueError) as error:  # images were removed since
+    except (SelectConvError, TypeError, ValueError) as error:  # images or options are gone since
         return f"It could not be drawn: {error}"
     if not all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values()):
         return f"It could not be drawn: {run.weights.name} holds NaN or infinite values."

@@ -15,7 +15,6 @@ from torch import Tensor, fx, nn
 
 from selectconv.checks import check_path
 from selectconv.deploy.graph_description import describe_graph, rebuild_graph
-from selectconv.deploy.version_0_1 import upgrade
 from selectconv.errors import CompressionError
 from selectconv.files import write_whole
 
@@ -92,7 +91,7 @@ def load_compressed(path: str | os.PathLike[str]) -> fx.GraphModule:
     """
     tensors, description = _read(check_path("path", path))
     try:
-        module = rebuild_graph(upgrade(description), tensors)
+        module = rebuild_graph(description, tensors)
         _fill(module, tensors)
         return module.eval()
     except CompressionError as error:
@@ -125,8 +124,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise CompressionError(
             f"{path} is not a compressed model: it holds weights without a description."
         ) from error
-    # Files of version 0.1 have no digest.
-    if metadata.get("sha256", (whole := _digest(metadata["selectconv"], tensors))) != whole:
+    if metadata.get("sha256") != _digest(metadata["selectconv"], tensors):
         raise CompressionError(f"{path} is damaged: it is not what was saved; save it again.")
     if found != FORMAT:
         raise CompressionError(f"{path} has the format {found!r}; this version reads {FORMAT!r}.")

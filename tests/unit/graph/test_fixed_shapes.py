@@ -92,7 +92,7 @@ def test_the_warning_names_module_and_condition():
     (warning,) = caught
     line = pools_large_maps.__code__.co_firstlineno + 2
     assert str(warning.message) == (
-        f"`1` (Net) depends on shapes, in `if x.shape[-1] > 4:` (test_trace_fixed_shapes.py, line "
+        f"`1` (Net) depends on shapes, in `if x.shape[-1] > 4:` (test_fixed_shapes.py, line "
         f"{line}): the model was traced for inputs of the example's shapes, and the result is "
         "only valid for these."
     )
@@ -157,7 +157,7 @@ def test_values_are_refused_in_one_line(run, ask):
             ask(nn.Sequential(net_of(run)), X)
     text = str(error.value)
     assert text.startswith("`0` (Net) cannot be traced: `")
-    assert "(test_trace_fixed_shapes.py, line " in text
+    assert "(test_fixed_shapes.py, line " in text
     assert "masked, still works" in text
     assert "\n" not in text
 
@@ -201,7 +201,7 @@ def test_quotes_long_lines_in_part():
     except ValueError as error:
         quoted = failed_line(error)
     assert quoted.startswith("`raise ValueError(")
-    assert "...` (test_trace_fixed_shapes.py, line " in quoted
+    assert "...` (test_fixed_shapes.py, line " in quoted
     assert failed_line(ValueError("never raised")) == ""
 
 

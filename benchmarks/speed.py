@@ -15,7 +15,6 @@ import argparse
 import copy
 import json
 import math
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
@@ -302,24 +301,6 @@ def compressed_table() -> Iterable[str]:
     yield f"The largest median is {largest:.2f}; {_when(rows)}."
 
 
-def round_to_table() -> Iterable[str]:
-    """What `round_to` does to time and multiply-adds."""
-    rows = read("compressed")
-    yield "| network | runtime | `round_to=1` | `round_to=None` | `round_to=8` |"
-    yield "|---|---|---:|---:|---:|"
-    for name in COMPRESSED:
-        for runtime in ("eager", "onnxruntime"):
-            chosen = [r for r in rows if r["network"] == name and r["runtime"] == runtime]
-            cells = []
-            for number in ("1", "None", "8"):
-                own = [r for r in chosen if r["round_to"] == number]
-                if own:
-                    mean = math.exp(statistics.mean(math.log(r["value"]) for r in own))
-                    cells.append(f"{mean:.2f} ({own[0]['macs_ratio']:.2f})")
-            if cells:
-                yield f"| {name} | {runtime} | {' | '.join(cells)} |"
-
-
 def shifts_table() -> Iterable[str]:
     """Shifts in ONNX Runtime."""
     rows = read("shifts")
@@ -356,7 +337,6 @@ TABLES = {
     "step": step_table,
     "trainer": trainer_table,
     "compressed": compressed_table,
-    "round_to": round_to_table,
     "shifts": shifts_table,
 }
 

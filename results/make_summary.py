@@ -1,4 +1,4 @@
-"""Write the summaries of README.md, results/README.md and docs/growth.md, and the README's figure.
+"""Write the summaries of README, results/README.md and docs/auto_gamma.md, and README's figure.
 
 `make results` calls it.
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
     ROOT / "README.md": "short",
     ROOT / "results" / "README.md": "long",
-    ROOT / "docs" / "growth.md": "auto",
+    ROOT / "docs" / "auto_gamma.md": "auto",
 }
 FIGURE = ROOT / "results" / "pairs.svg"
 BEGIN, END = "<!-- from here: results/make_summary.py -->", "<!-- to here -->"

@@ -28,7 +28,6 @@ LIMIT_S, CPU_LIMIT_S = 3600, 120  # wall clock, and what counts: a busy machine 
 MOST_PARAMS, MOST_BYTES = 50_000_000, 12 << 30
 SIDES = (64, 96, 128, 160, 224, 256, 299, 331)
 GAMMA = 0.1
-STEPS = ("converted", "re-allocated", "compressed", "loaded", "ONNX")
 TOO_LARGE, TOO_SLOW = "left out: too large", "left out: too slow"
 # The modules of timm that hold CNNs, by the names of their files.
 FAMILIES = (
@@ -166,7 +165,7 @@ def _find_input(model: nn.Module) -> torch.Tensor:
 
 
 def describe_steps(seed: int = 0, folder: Path = RESULTS) -> str:
-    """Return a table with one row per family, and a line for each network that stopped early."""
+    """Count the networks that passed, by family, and list those that stopped early."""
     # A walk all the way says more than one without ONNX.
     quick = results_of("architectures_quick", seed, folder)
     rows = list((quick | results_of("architectures", seed, folder)).values())
@@ -178,25 +177,23 @@ def describe_steps(seed: int = 0, folder: Path = RESULTS) -> str:
     stopped = [row for row in tried if row["how"] not in (ALL_THE_WAY, WITHOUT_ONNX)]
     share = 100 * (whole + short) / len(tried)
     aside = Counter(row["how"].removeprefix("left out: ") for row in rows if row not in tried)
+    families = [_count(family, tried) for family in sorted({_family(row) for row in tried})]
     lines = [
         f"{whole + short} of {len(tried)} networks of timm ({share:.0f} %) passed: {whole} with "
         f"ONNX, {short} without, where ONNX was not tried. {len(stopped)} stopped early."
         + (f" Left out: {', '.join(f'{n} {why}' for why, n in aside.items())}." if aside else ""),
         "",
-        f"| family | tried | {' | '.join(STEPS)} |",
-        f"|---|---|{'---|' * len(STEPS)}",
+        f"Passed, by family: {', '.join(families)}.",
     ]
-    for family in sorted({_family(row) for row in tried}):
-        own = [row for row in tried if _family(row) == family]
-        counts = [str(sum(step in row.get("done", ()) for row in own)) for step in STEPS]
-        waiting = sum(row["how"] == WITHOUT_ONNX for row in own)
-        if waiting:
-            counts[-1] = f"{counts[-1]} of {len(own) - waiting}" if waiting < len(own) else "-"
-        lines.append(f"| {family} | {len(own)} | {' | '.join(counts)} |")
     if stopped:
         lines += ["", "| not all the way | why |", "|---|---|"]
         lines += [f"| {row['what']} | {_why(row)} |" for row in stopped]
     return "\n".join(lines)
+
+
+def _count(family: str, tried: list[dict[str, Any]]) -> str:
+    ends = [row["how"] in (ALL_THE_WAY, WITHOUT_ONNX) for row in tried if _family(row) == family]
+    return f"{family} {len(ends)}" if all(ends) else f"{family} {sum(ends)} of {len(ends)}"
 
 
 def _family(row: dict[str, Any]) -> str:
@@ -205,7 +202,7 @@ def _family(row: dict[str, Any]) -> str:
 
 def _why(row: dict[str, Any]) -> str:
     text = " ".join(f"{row['how']}: {row.get('detail', '')}".split()).replace("|", "/")
-    return text if len(text) <= 200 else text[:200] + " ..."
+    return text if len(text) <= 100 else text[:100] + " ..."
 
 
 def write_page(page: Path = PAGE) -> None:

@@ -20,18 +20,15 @@ BEGIN, END = "<!-- begin of the table -->", "<!-- end of the table -->"
 IMAGE, LARGE_IMAGE, VIDEO = (1, 3, 224, 224), (1, 3, 299, 299), (1, 3, 8, 112, 112)
 
 TORCHVISION = {
-    "resnet50": IMAGE, "resnext50_32x4d": IMAGE, "densenet121": IMAGE, "googlenet": IMAGE,
-    "inception_v3": LARGE_IMAGE, "squeezenet1_1": IMAGE, "vgg11_bn": IMAGE, "mobilenet_v2": IMAGE,
-    "mobilenet_v3_small": IMAGE, "mnasnet0_5": IMAGE, "efficientnet_b0": IMAGE,
-    "shufflenet_v2_x1_0": IMAGE, "regnet_y_400mf": IMAGE, "convnext_tiny": IMAGE,
-    "segmentation.fcn_resnet50": IMAGE, "video.r3d_18": VIDEO, "video.r2plus1d_18": VIDEO,
+    "resnet50": IMAGE, "resnext50_32x4d": IMAGE, "densenet121": IMAGE, "inception_v3": LARGE_IMAGE,
+    "squeezenet1_1": IMAGE, "vgg11_bn": IMAGE, "mobilenet_v2": IMAGE, "efficientnet_b0": IMAGE,
+    "shufflenet_v2_x1_0": IMAGE, "convnext_tiny": IMAGE, "segmentation.fcn_resnet50": IMAGE,
+    "video.r2plus1d_18": VIDEO,
 }  # fmt: skip
 TIMM = (
-    "resnetv2_50", "seresnet18", "densenet121", "dpn48b", "inception_v4", "vgg11_bn", "xception41",
-    "mobilenetv3_small_050", "efficientnet_b0", "mixnet_s", "regnety_002", "hrnet_w18_small",
-    "repvgg_a0", "mobileone_s0", "convnext_atto", "inception_next_atto", "dla34", "ghostnet_050",
-    "cspresnet50", "vovnet39a", "selecsls42b", "skresnet18", "res2net50_26w_4s", "resnest14d",
-    "fasternet_t0", "starnet_s1", "nf_resnet26",
+    "resnetv2_50", "seresnet18", "xception41", "mobilenetv3_small_050", "regnety_002",
+    "hrnet_w18_small", "repvgg_a0", "dla34", "ghostnet_050", "cspresnet50", "res2net50_26w_4s",
+    "nf_resnet26",
 )  # fmt: skip
 
 

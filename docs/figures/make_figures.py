@@ -164,16 +164,16 @@ def draw_gammas() -> None:
     fig, axes = plt.subplots(1, len(settings), figsize=(9.6, 3.6), sharey=True)
     for ax, (setting, title) in zip(axes, settings.items(), strict=True):
         for trial in trials:
-            here = trial["setting"] == setting and trial["seed"] == 200 and "variant" not in trial
+            here = trial["setting"] == setting and trial["seed"] == 200
             if not here or "moved_by_epoch" not in trial or trial["weight_decay"] != 0.001:
                 continue
+            if "variant" in trial or "growth" in trial:  # tried and dropped
+                continue
             gamma = trial["gamma"] if isinstance(trial["gamma"], str) else f"{trial['gamma']:g}"
-            is_auto, is_new = gamma == "auto", trial.get("growth") == "gradient"
+            is_auto = gamma == "auto"
             words = f"gamma {gamma}" + (f", grace {trial['grace']}" if not is_auto else "")
-            words += ", growth by gradient" if is_new else ""
             ax.plot(
                 trial["moved_by_epoch"],
-                "--" if is_new else "-",
                 color=ORANGE if is_auto else tint(BLUE, 12 * trial["gamma"] + 0.3),
                 label=f"{words}: held-out error {trial['holdout_error']:.2f} %",
             )

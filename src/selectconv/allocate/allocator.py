@@ -15,6 +15,7 @@ from torch import nn
 from selectconv.allocate.agreement import agree, in_process_group
 from selectconv.allocate.allocator_state import STATE_VERSION, read_state, warn_of_changes
 from selectconv.allocate.auto_gamma import AutoGamma
+from selectconv.allocate.averages import UnnamedAverages
 from selectconv.allocate.budget import Budget, check_targets
 from selectconv.allocate.decision import Decision
 from selectconv.allocate.log import Log, read_log
@@ -22,7 +23,6 @@ from selectconv.allocate.optimizer_state import decays
 from selectconv.allocate.preview import GammaTable, tabulate_gammas
 from selectconv.allocate.replicas import Replicas
 from selectconv.allocate.report import AllocationReport
-from selectconv.allocate.strays import Strays
 from selectconv.checks import (
     check_choice,
     check_count,
@@ -129,7 +129,7 @@ class ChannelAllocator:
                 "or sc.create_model(..., selective=True)."
             )
         self._replicas = Replicas(self.model, optimizer, followers)
-        self._strays = Strays(self.layers, self._replicas.all[1:])
+        self._averages = UnnamedAverages(self.layers, self._replicas.all[1:])
         if optimizer is not None and self._closes and not decays(optimizer, self.layers):
             warn(
                 "`optimizer` has a weight decay of 0: weight decay makes slots fade; without it "
@@ -203,7 +203,7 @@ class ChannelAllocator:
         acts = acts or (self.budget is not None and self._reopens)
         plan = AllocationPlan()
         if acts:
-            self._strays.look()
+            self._averages.check()
             plan = self._act(True, self._reopens, epoch, is_scheduled=True)
         self.last_epoch = epoch
         cost = self.budget.describe(self.layers) if self.budget is not None and acts else ""

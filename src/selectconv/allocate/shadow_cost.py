@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers
+from selectconv.core.slots import new_family
 from selectconv.deploy.cost import Cost, CostCounter
 from selectconv.graph.dataflow import check_modules, copy_model
 
@@ -31,7 +32,7 @@ class ShadowCost:
         shadow = copy_model(model).eval()
         self.layers = selective_layers(shadow)
         for layer in self.layers.values():
-            layer.lineage.owned.add(layer)
+            layer.family = new_family()
         self._counter = CostCounter(shadow, example_input)
 
     def count(self, gates: Mapping[str, Tensor]) -> Cost:

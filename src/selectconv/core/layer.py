@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from selectconv.core import kernels
 from selectconv.core.damage import check_mean_source
-from selectconv.core.lineage import Lineage
 from selectconv.core.mean_source import MeanSource, ObservedMean
 from selectconv.core.shift import can_read, reroute
 from selectconv.core.slot_summary import SlotSummary, read_summary
-from selectconv.core.slots import SlottedConvNd
+from selectconv.core.slots import SlottedConvNd, living_layers
 from selectconv.core.tensors import check_tensor
 
 # Multiplies of a conv, forward and backward, in the time that copying one of its inputs takes.
@@ -164,7 +163,7 @@ class SelectConvNd(SlottedConvNd):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         cast(Any, super()).__setstate__(state)
-        self.__dict__.setdefault("lineage", Lineage()).layers.add(self)  # version 0.1 had none
+        living_layers.add(self)
 
     def _is_input(self, x: Tensor) -> bool:
         """Return whether `x` is (N, I, ...) or unbatched (I, ...)."""

@@ -3,8 +3,10 @@
 How much a slot matters is in `damage`; what is computed from the slots is in `layer`.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +15,12 @@ from selectconv.checks import check_choice, check_flag, check_fraction
 from selectconv.core.allocation import ReallocRule, choose_dealloc, choose_sources, realloc_scores
 from selectconv.core.damage import DAMAGES, DamageConvNd, split_groups
 from selectconv.core.ecdm import normalize_ecdm
-from selectconv.core.lineage import Lineage
 from selectconv.core.plan import LayerPlan
 from selectconv.errors import AllocationError
+
+new_family = itertools.count().__next__
+living_layers: WeakSet[Any] = WeakSet()
+"""All selective layers of this process, so that an average beside a model can be noticed."""
 
 
 class SlottedConvNd(DamageConvNd):
@@ -28,14 +33,16 @@ class SlottedConvNd(DamageConvNd):
             re-allocate.
         weight_std: standard deviation of the normal distribution that this layer's weights were
             drawn from, for R^random. None: torch's own initialisation of convs.
-        lineage: the layers that are copies of this one.
+        family: a number that a layer and its copies have in common.
+        num_loads: how often a state was loaded into the layer.
     """
 
     moved: Tensor
     shifted: Tensor
     shift: nn.Parameter | None
     weight_std: float | None
-    lineage: Lineage
+    family: int
+    num_loads: int
 
     def _start_allocation(self, reallocate: bool) -> None:
         check_flag("reallocate", reallocate)
@@ -51,8 +58,9 @@ class SlottedConvNd(DamageConvNd):
         self.register_parameter("shift", shift)
         self.weight_std = None
         self._mean_source = None
-        self.lineage = Lineage()
-        self.lineage.layers.add(self)
+        self.family = new_family()
+        self.num_loads = 0
+        living_layers.add(self)
 
     def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
         """Load the layer; the state of a plain conv means a fresh allocation."""
@@ -68,7 +76,7 @@ class SlottedConvNd(DamageConvNd):
                     f"{self.in_channels - 1}: the state is damaged, or from another model."
                 )
         cast(Any, super())._load_from_state_dict(state, prefix, *args)
-        self.lineage.loaded.add(self)
+        self.num_loads += 1
 
     def _fresh_allocation(self, weight: Tensor | None) -> dict[str, Tensor]:
         """Return what buffers and shift hold before anything was allocated, beside a weight."""

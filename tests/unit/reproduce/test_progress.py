@@ -9,6 +9,7 @@ from rich.console import Console
 from selectconv.lab.cli.live import LiveRuns, draw_runs
 from selectconv.lab.reproduce.grid import PlannedRun
 from selectconv.lab.reproduce.progress import RunProgress, read_progress, seconds_left
+from selectconv.lab.train.manifest import write_files
 
 RUN = PlannedRun("a", {"data": "digits", "epochs": 4})
 
@@ -17,7 +18,7 @@ def write_metrics(out, rows):
     folder = out / "runs" / "a"
     folder.mkdir(parents=True)
     lines = [json.dumps({"epoch": n, "seconds": 2.0, "test_error": e}) for n, e in enumerate(rows)]
-    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    write_files(folder, {"metrics.jsonl": ("\n".join(lines) + "\n").encode()})
 
 
 def test_progress_is_read_from_the_runs_own_lines(tmp_path):

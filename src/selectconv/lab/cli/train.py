@@ -27,9 +27,9 @@ from selectconv.lab.train.config import (
     setting_names,
     setting_types,
 )
-from selectconv.lab.train.digests import DIGESTS, has_digests
 from selectconv.lab.train.folder_lock import check_free, locked
-from selectconv.lab.train.run_folder import CHECKPOINT, CONFIG, RunFolder
+from selectconv.lab.train.manifest import CHECKPOINT
+from selectconv.lab.train.run_folder import CONFIG, RunFolder, is_first_process
 
 # What the parser looks at: texts are taken as they are, everything else is read as YAML.
 _ACCEPTED: dict[type, Any] = {str: str | None, dict: dict[str, Any] | str | None}
@@ -144,7 +144,7 @@ def run(options: Namespace) -> int:
             "--resume and --overwrite cannot be combined: continue the run, or start again."
         )
     config, folder = choose_run(given, options.out, resume=options.resume)
-    is_first = _is_first()
+    is_first = is_first_process()
     if options.resume and folder.is_finished(config.epochs):
         if is_first:
             print(f"{folder.path} is already finished.")
@@ -172,8 +172,6 @@ def run(options: Namespace) -> int:
         check_start(folder, options)  # it may have been started in the meantime
         if options.overwrite:
             folder.clear()
-        if options.resume:
-            _tell_about(folder)
         last = carry_out(config, folder, console, resume=options.resume)
     result = f"train loss {last['train_loss']:.4f}, no test images"
     if last["test_error"] is not None:
@@ -213,52 +211,26 @@ def carry_out(
     display = choose_display(config, console)
     try:
         with stoppable():
-            if _is_first() and not (folder / CHECKPOINT).exists():
+            if not folder.has_checkpoint():
+                if resume and is_first_process():
+                    words = "has no checkpoint yet: starting at epoch 0."
+                    print(f"{folder.path} {words}", file=sys.stderr)
                 folder.start(config.to_dict())
             return train(config, folder, display, resume=resume)
     except KeyboardInterrupt:
-        _try(lambda: _set_status(folder, "interrupted"))
+        _try(lambda: folder.set_status("interrupted"))
         raise KeyboardInterrupt(
             f"interrupted; continue with --resume --out {folder.path}."
         ) from None
     except Exception as error:
         message = " ".join(str(error).split())
         if isinstance(error, DataError) and not resume and not (folder / CHECKPOINT).exists():
-            _try(lambda: _clear(folder))  # nothing was trained: the next try finds an empty folder
+            _try(folder.clear)  # nothing was trained: the next try finds an empty folder
         else:
-            _try(lambda: _set_status(folder, "failed", message))
+            _try(lambda: folder.set_status("failed", message))
         raise
     finally:
         display.close()
-
-
-def _is_first() -> bool:
-    """Return whether this is the process that looks after the run's folder."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
-def _clear(folder: RunFolder) -> None:
-    if _is_first():
-        folder.clear()
-
-
-def _set_status(folder: RunFolder, status: str, message: str | None = None) -> None:
-    if _is_first() and (folder / CONFIG).exists():  # without settings, nothing was started
-        folder.set_status(status, message)
-
-
-def _tell_about(folder: RunFolder) -> None:
-    """Say what a user who resumes a run should know."""
-    from selectconv.lab.train.checkpoint import has_checkpoint
-
-    if not has_checkpoint(folder / CHECKPOINT):
-        print(f"{folder.path} has no checkpoint yet: starting at epoch 0.", file=sys.stderr)
-    elif not has_digests(folder.path):
-        print(
-            f"{folder.path} has no {DIGESTS}, since version 0.1 wrote it: its files are not "
-            "checked.",
-            file=sys.stderr,
-        )
 
 
 @contextmanager

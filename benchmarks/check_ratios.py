@@ -12,12 +12,14 @@ the reason in the commit.
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from selectconv.core.threads import one_thread
 from selectconv.lab.bench.inference import measure_infer
-from selectconv.lab.bench.selective_cost import Subject, measure_selective
+from selectconv.lab.bench.subject import Subject
+from selectconv.lab.bench.training import measure_step
 
 FILE = Path(__file__).with_name("ratios.json")
 MARGIN = 0.15
@@ -28,9 +30,9 @@ _KEPT = ("name", "case", "value", "n", "spread", "path", "torch", "hardware", "d
 def measure(repeats: int) -> list[dict[str, Any]]:
     """Measure what the file records; returns its lines."""
     rows = [
-        *measure_selective(repeats, SMALL),
-        *measure_infer(repeats, Subject(SMALL.model, 16, batch_size=1)),
-        *measure_infer(repeats, Subject(SMALL.model, 16, batch_size=8), "onnxruntime"),
+        *measure_step(SMALL, repeats),
+        *measure_infer(replace(SMALL, batch_size=1), repeats),
+        *measure_infer(replace(SMALL, batch_size=8), repeats, "onnxruntime"),
     ]
     return [{key: row[key] for key in _KEPT if key in row} for row in rows if row["unit"] == "x"]
 

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from selectconv.deploy.cost import count
-from selectconv.lab.bench.measure import Silent
+from selectconv.lab.bench.training import Silent
 from selectconv.lab.data.registry import load_dataset
 from selectconv.lab.train import loop
 from selectconv.lab.train.config import resolve

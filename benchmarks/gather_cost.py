@@ -26,7 +26,7 @@ from onnx import TensorProto, helper, numpy_helper
 from selectconv.core.threads import one_thread
 from selectconv.deploy.onnx import open_session
 from selectconv.deploy.parts import MACS_PER_PASS
-from selectconv.lab.bench.interleave import in_turn, median_ratio
+from selectconv.lab.bench.timing import in_turn, ratios
 
 FILE = Path(__file__).parent / "results" / "gathers.jsonl"
 BATCHES = (1, 8, 64)
@@ -114,7 +114,7 @@ def measure(case: dict[str, Any], repeats: int) -> dict[str, Any]:
     times = in_turn(sides, repeats, seconds=0.02)
     return {
         **case,
-        "ratio": round(median_ratio(times["gathered"], times["whole"]), 4),
+        "ratio": round(statistics.median(ratios(times["gathered"], times["whole"])), 4),
         "whole_us": round(statistics.median(times["whole"]) * 1e6, 2),
         "n": repeats,
         "torch": torch.__version__,

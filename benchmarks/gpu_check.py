@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import selectconv
 from selectconv.core.kernels import describe_path, triton_select
 from selectconv.core.shift import reroute
-from selectconv.lab.bench.selective_cost import build_network
+from selectconv.lab.bench.subject import Subject, training_step
 
 # One rounding of a result in 24, 11 and 8 bits; sums of a gradient are computed in float32.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
@@ -122,21 +121,14 @@ def time_kernel(device: torch.device) -> dict[str, list[float]]:
 
 def time_step(device: torch.device) -> dict[str, list[float]]:
     """Time a training step of DenseNet-40, plain and with 20% of the slots moved."""
-    times = {}
-    images = torch.randn(64, 3, 32, 32, device=device)
-    labels = torch.arange(64, device=device) % 10
-    for kind in ("plain", "moved"):
-        model = build_network("densenet40", kind).to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-        def step(model: Any = model, optimizer: Any = optimizer) -> None:
-            loss = F.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-        times[f"DenseNet-40 step, {kind}, ms"] = time_gpu(step)
-    return times
+    subject = Subject("densenet40")
+    images = subject.draw_images().to(device)
+    return {
+        f"DenseNet-40 step, {kind}, ms": time_gpu(
+            training_step(subject.build_network(kind).to(device), images)
+        )
+        for kind in ("plain", "moved")
+    }
 
 
 def run_tests() -> tuple[bool, str]:

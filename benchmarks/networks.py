@@ -30,7 +30,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(width, num_classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute a logit for each class and pixel."""
+        """Compute a logit for each class: the mean over the pixels."""
         across = []
         for block in self.down[:-1]:
             across.append(block(x))
@@ -38,7 +38,7 @@ class UNet(nn.Module):
         x = self.down[-1](x)
         for block, beside in zip(self.up, across[::-1], strict=True):
             x = block(torch.cat([F.interpolate(x, scale_factor=2.0), beside], dim=1))
-        logits: Tensor = self.head(x)
+        logits: Tensor = self.head(x).mean(dim=(2, 3))
         return logits
 
 

@@ -10,16 +10,13 @@ depthwise conv of which a fifth of the channels is gone, over the whole one. One
 import argparse
 import json
 import math
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from selectconv.core.threads import one_thread
-from selectconv.deploy.onnx import export_onnx, open_session
-from selectconv.lab.bench.interleave import in_turn, ratios, row
+from selectconv.lab.bench.timing import compare, open_network
 
 SHAPES = {  # inputs, outputs, kernel size, height and width
     "MobileNet, expanding": (16, 64, 1, 16),
@@ -83,21 +80,12 @@ def depthwise(channels: int) -> nn.Module:
     return between(channels, channels, conv)
 
 
-def _run(model: nn.Module, x: Tensor) -> Callable[[], object]:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "model.onnx"
-        export_onnx(model, file, x)
-        run = open_session(file)
-    return lambda: run(x)
-
-
 def _compare(about: str, models: dict[str, nn.Module], x: Tensor, repeats: int) -> None:
-    times = in_turn({name: _run(model, x) for name, model in models.items()}, repeats)
-    base = next(iter(models))
-    for name in models:
-        if name != base:
-            over = ratios(times[name], times[base])
-            print(json.dumps(row("shifted", f"{about}: {name} / {base}", over, "x")), flush=True)
+    sides = {
+        name: partial(open_network(model, x, "onnxruntime"), x) for name, model in models.items()
+    }
+    for row in compare("shifted", about, sides, repeats)[1:]:
+        print(json.dumps(row), flush=True)
 
 
 def main() -> None:

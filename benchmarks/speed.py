@@ -16,8 +16,8 @@ import copy
 import json
 import math
 import sys
-import tempfile
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,14 @@ from torch import Tensor, nn
 
 import selectconv as sc
 from selectconv.core.threads import one_thread
-from selectconv.deploy.onnx import open_session
 from selectconv.lab.bench.inference import measure_infer
-from selectconv.lab.bench.interleave import in_turn, ratios, row
-from selectconv.lab.bench.measure import measure_alloc, measure_trainer
-from selectconv.lab.bench.selective_cost import KINDS, Subject, build_network, measure_selective
+from selectconv.lab.bench.subject import KINDS, Subject
+from selectconv.lab.bench.timing import Rows, compare, open_network
+from selectconv.lab.bench.training import measure_alloc, measure_step, measure_trainer
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 PAGE = ROOT / "docs" / "speed.md"
-Rows = list[dict[str, Any]]
 
 # Networks by section: what `--model` of `selectconv bench` takes, image size, batch size.
 STEP = {
@@ -68,20 +66,17 @@ BATCHES = (1, 8, 64)
 CLASSES = 10  # outputs of every network here
 ROUND_TO = (None, 1, 8)
 
-Run = Callable[[Tensor], object]
 
-
-def measure_both_trainers(repeats: int) -> Rows:
+def measure_both_trainers(subject: Subject, repeats: int) -> Rows:
     """Time `selectconv train` against a plain loop, eager and compiled."""
-    return [line for compile in (False, True) for line in measure_trainer(repeats, compile)]
+    both = ("eager", "compile")
+    return [line for way in both for line in measure_trainer(subject, repeats, way)]
 
 
 def measure_compressed(subject: Subject, repeats: int) -> Rows:
     """Time compressed networks in both runtimes, for each batch and `round_to`."""
-    side = subject.image_size
-    x = torch.randn(2, 3, side, side)
-    closed = build_network(subject.model, "closed", side).eval()
-    networks = {"plain": build_network(subject.model, "plain", side).eval()} | {
+    closed, x = subject.build_network("closed").eval(), subject.draw_images()[:2]
+    networks = {"plain": subject.build_network("plain").eval()} | {
         f"round_to={number}": sc.compress(closed, x, round_to=number) for number in ROUND_TO
     }
     return [
@@ -92,32 +87,34 @@ def measure_compressed(subject: Subject, repeats: int) -> Rows:
 
 def measure_pruning(subject: Subject, repeats: int) -> Rows:
     """Time networks of half the multiply-adds: ours, and Torch-Pruning's."""
-    side = subject.image_size
-    x = torch.randn(2, 3, side, side)
-    plain = build_network(subject.model, "plain", side).eval()
+    plain, x = subject.build_network("plain").eval(), subject.draw_images()[:1]
     _draw_norms(plain)
     networks = {
         "plain": plain,
-        "selectconv": _deallocate(plain, x[:1], 0.5),
-        "Torch-Pruning": _prune(plain, x[:1], 0.5),
+        "selectconv": _deallocate(plain, x, 0.5),
+        "Torch-Pruning": _prune(plain, x, 0.5),
     }
     return _compare("pruning", subject, networks, repeats)
 
 
 def _compare(section: str, subject: Subject, networks: dict[str, nn.Module], repeats: int) -> Rows:
     """Time networks over the plain one, for each batch, eager and in ONNX Runtime."""
-    side, rows = subject.image_size, []
-    x = torch.randn(2, 3, side, side)
-    for runtime, open_network in {"eager": _open_eager, "onnxruntime": _open_onnx}.items():
-        opened = {way: open_network(network, x) for way, network in networks.items()}
+    rows = []
+    images = subject.draw_images()  # the largest batch
+    costs = {way: sc.count(network, images[:1]) for way, network in networks.items()}
+    dense = costs["plain"]
+    for runtime in ("eager", "onnxruntime"):
+        opened = {way: open_network(net, images[:2], runtime) for way, net in networks.items()}
         for batch in BATCHES:
-            images = torch.randn(batch, 3, side, side)
-            times = in_turn({way: _call(run, images) for way, run in opened.items()}, repeats)
-            for way in (way for way in networks if way != "plain"):
-                case = f"{subject.model}, {runtime}, batch {batch}: {way} / plain"
-                line = row(section, case, ratios(times[way], times["plain"]), "x")
+            sides = {way: partial(run, images[:batch]) for way, run in opened.items()}
+            about = f"{subject.model}, {runtime}, batch {batch}"
+            with torch.inference_mode():
+                lines = compare(section, about, sides, repeats)
+            for line, (way, cost) in list(zip(lines, costs.items(), strict=True))[1:]:
                 line |= {"runtime": runtime, "batch": batch, "way": way}
-                rows.append({**line, **_sizes(networks[way], networks["plain"], x[:1])})
+                line["macs_ratio"] = round(cost.macs / dense.macs, 4)
+                line["params_ratio"] = round(cost.params / dense.params, 4)
+                rows.append(line)
     return rows
 
 
@@ -171,44 +168,15 @@ def _prune(plain: nn.Module, x: Tensor, target: float) -> nn.Module:
     return best
 
 
-def _sizes(network: nn.Module, plain: nn.Module, x: Tensor) -> dict[str, float]:
-    own, dense = sc.count(network, x), sc.count(plain, x)
-    return {
-        "macs_ratio": round(own.macs / dense.macs, 4),
-        "params_ratio": round(own.params / dense.params, 4),
-    }
-
-
-def _open_eager(network: nn.Module, x: Tensor) -> Run:
-    def run(images: Tensor) -> None:
-        with torch.inference_mode():
-            network(images)
-
-    return run
-
-
-def _open_onnx(network: nn.Module, x: Tensor) -> Run:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "model.onnx"
-        sc.export_onnx(network, file, x)
-        session: Run = open_session(file)
-        return session
-
-
-def _call(run: Run, images: Tensor) -> Callable[[], object]:
-    return lambda: run(images)
-
-
-Measure = Callable[[Subject, int], Rows]
 ONE = {"": Subject()}
-SECTIONS: dict[str, tuple[dict[str, Subject], Measure]] = {
-    "step": (STEP, lambda subject, repeats: measure_selective(repeats, subject)),
-    "masked": (MASKED, lambda subject, repeats: measure_infer(repeats, subject)),
-    "trainer": (ONE, lambda subject, repeats: measure_both_trainers(repeats)),
+SECTIONS: dict[str, tuple[dict[str, Subject], Callable[[Subject, int], Rows]]] = {
+    "step": (STEP, measure_step),
+    "masked": (MASKED, measure_infer),
+    "trainer": (ONE, measure_both_trainers),
     "compressed": (COMPRESSED, measure_compressed),
     "pruning": (PRUNING, measure_pruning),
-    "shifts": (SHIFTS, lambda subject, repeats: measure_infer(repeats, subject, "onnxruntime")),
-    "alloc": (ONE, lambda subject, repeats: measure_alloc(repeats)),
+    "shifts": (SHIFTS, partial(measure_infer, runtime="onnxruntime")),
+    "alloc": ({"": Subject("densenet_bc190")}, measure_alloc),
 }
 
 

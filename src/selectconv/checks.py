@@ -4,7 +4,6 @@ Importing this file does not import torch: the command line checks its words bef
 """
 
 import difflib
-import math
 import os
 import sys
 import warnings
@@ -28,32 +27,28 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 def check_fraction(name: str, value: float) -> float:
     """Return `value` as a float in [0, 1]."""
-    value = as_plain(value)
-    if not is_number(value):
-        raise TypeError(f"`{name}` must be a number in [0, 1], got {value!r}.")
-    if not 0.0 <= value <= 1.0:  # NaN fails this too
-        raise ValueError(f"`{name}` must be in [0, 1], got {value!r}.")
-    return float(value)
+    return _check_number(name, value, "a number in [0, 1]", 1.0)
 
 
 def check_gamma(name: str, value: float | str) -> float | str:
     """Return `value` as a float in [0, 1], or "auto"."""
-    value = as_plain(value)
     if isinstance(value, str) and value == "auto":
         return value
-    if not is_number(value):
-        raise TypeError(f"`{name}` must be a number in [0, 1] or 'auto', got {value!r}.")
-    return check_fraction(name, value)
+    return _check_number(name, value, "a number in [0, 1] or 'auto'", 1.0)
 
 
 def check_non_negative(name: str, value: float) -> float:
     """Return `value` as a finite float that is not negative."""
-    value = as_plain(value)
-    if not is_number(value):
-        raise TypeError(f"`{name}` must be a non-negative number, got {value!r}.")
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"`{name}` must be finite and not negative, got {value!r}.")
-    return float(value)
+    return _check_number(name, value, "a finite number of at least 0", sys.float_info.max)
+
+
+def _check_number(name: str, value: Any, accepted: str, most: float) -> float:
+    number = as_plain(value)
+    if not is_number(number):
+        raise TypeError(f"`{name}` must be {accepted}, got {number!r}.")
+    if not 0.0 <= number <= most:  # NaN fails this too
+        raise ValueError(f"`{name}` must be {accepted}, got {number!r}.")
+    return float(number)
 
 
 def check_count(name: str, value: int, minimum: int) -> int:
@@ -91,13 +86,8 @@ def check_choice(name: str, value: str, choices: Collection[str]) -> str:
 
 def suggest(value: str, choices: Collection[str]) -> str:
     """Return " Did you mean ...?" with the nearest of `choices`, or nothing if none is near."""
-    near = nearest(value, choices)
-    return f" Did you mean {near!r}?" if near else ""
-
-
-def nearest(value: str, choices: Collection[str]) -> str | None:
-    """Return the nearest of `choices`, or None if none is near."""
-    return next(iter(difflib.get_close_matches(str(value), list(choices), n=1)), None)
+    near = difflib.get_close_matches(str(value), list(choices), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def check_callable(name: str, value: Callable[..., Any]) -> None:
@@ -110,10 +100,8 @@ def check_path(name: str, value: str | os.PathLike[str]) -> Path:
     """Return `value` as a path."""
     if not isinstance(value, str | os.PathLike):
         raise TypeError(f"`{name}` must be a path, got {type(value).__name__}.")
-    if not os.fspath(value):
-        raise ValueError(f"`{name}` must be a path, got an empty one.")
-    if "\0" in os.fspath(value):
-        raise ValueError(f"`{name}` must be a path, got one with a null character.")
+    if not os.fspath(value) or "\0" in os.fspath(value):
+        raise ValueError(f"`{name}` must be a path, got {os.fspath(value)!r}.")
     return Path(value)
 
 

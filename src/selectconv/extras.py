@@ -32,8 +32,7 @@ def needing(
         error: the class of the error to raise.
 
     Raises:
-        Exception: of the class `error`: the package is missing or broken. With an `ImportError`, a
-            broken package's own error is raised instead.
+        Exception: of the class `error`: the package is missing or broken.
 
     Example:
         >>> with needing("no_such_package", "This example", "selectconv[test]"):
@@ -44,18 +43,12 @@ def needing(
     try:
         yield
     except ImportError as problem:
-        title = _TITLES.get(package, package)
-        if isinstance(problem, ModuleNotFoundError) and _top(problem.name) == package:
-            message = f"{purpose} needs {title}: pip install {shlex.quote(install)}."
-        elif issubclass(error, ImportError):
-            raise
+        missing = problem.name if isinstance(problem, ModuleNotFoundError) else None
+        if missing is not None and missing.partition(".")[0] == package:
+            remedy = f": pip install {shlex.quote(install)}"
         else:
-            reason = " ".join(str(problem).split())
-            message = f"{purpose} needs {title}, which cannot be imported: {reason}."
-        raised = error(message)
-        if isinstance(raised, ImportError):
-            raised.name = package
-        raise raised from problem
+            remedy = f", which cannot be imported: {' '.join(str(problem).split())}"
+        raise error(f"{purpose} needs {_TITLES.get(package, package)}{remedy}.") from problem
 
 
 def import_extra(
@@ -66,9 +59,5 @@ def import_extra(
     error: type[Exception] = ModuleNotFoundError,
 ) -> Any:
     """Return an optional module, given by its dotted name; the rest is as for `needing`."""
-    with needing(_top(module), purpose, install, error=error):
+    with needing(module.partition(".")[0], purpose, install, error=error):
         return importlib.import_module(module)
-
-
-def _top(module: str | None) -> str:
-    return (module or "").partition(".")[0]

@@ -61,16 +61,16 @@ def finished(kind, folders):
 
 def interrupt_after(monkeypatch, lines):
     """Let the disk fail when a line of metrics is to be written for the N-th time."""
-    write, left = RunFolder.write, [lines]
+    append, left = RunFolder.append, [lines]
 
-    def fail_later(self, contents):
-        if METRICS in contents:
+    def fail_later(self, name, row):
+        if name == METRICS:
             left[0] -= 1
             if left[0] < 0:
                 raise sc.SelectConvError("no space left")
-        write(self, contents)
+        append(self, name, row)
 
-    monkeypatch.setattr(RunFolder, "write", fail_later)
+    monkeypatch.setattr(RunFolder, "append", fail_later)
 
 
 def load_run(folder):
@@ -93,7 +93,7 @@ def test_interrupted_and_resumed_ends_with_the_same_bits(
         assert main(["train", *SMALL, *RUNS[kind], "--out", str(out)]) == 1
     assert len(RunFolder(out).read(METRICS)) == epochs
     assert main(["train", "--out", str(out), "--resume"]) == 0
-    assert_same(load_checkpoint(RunFolder(out)), load_checkpoint(RunFolder(whole)))
+    assert_same(load_checkpoint(out / "last.ckpt"), load_checkpoint(whole / "last.ckpt"))
     assert (out / LAST).read_bytes() == (whole / LAST).read_bytes()
     assert (out / ALLOCATION).read_text() == (whole / ALLOCATION).read_text()
 
@@ -190,7 +190,7 @@ def test_the_plan_names_the_method(capsys):
     [
         (["--method", "lgc"], 2, "needs `model` condensenet182, got 'densenet40'"),
         (["--target-macs", "0.5", "--target-params", "0.5"], 2, "cannot be combined"),
-        (["--target-macs", "2"], 2, "`target_macs` must be in [0, 1], got 2.0"),
+        (["--target-macs", "2"], 2, "`target_macs` must be a number in [0, 1], got 2.0"),
         (["--target-macs", "half"], 2, "`target_macs` must be a number"),
         (["--target-macs", "0.5", "--method", "plain"], 2, "got 'plain'"),
         (["--target-macs", "0.01"], 2, "cannot be reached"),

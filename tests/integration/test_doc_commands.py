@@ -20,7 +20,7 @@ from torch.distributed.run import get_args_parser
 import torchvision_shim
 from fake_runs import write_run
 from selectconv.__main__ import main
-from selectconv.lab.cli.examples import EXAMPLES
+from selectconv.lab.cli.main import VERBS, _load
 from selectconv.lab.reproduce import duration
 from selectconv.lab.train import estimate
 
@@ -62,7 +62,7 @@ FILLED = {
 
 def read_commands():
     """Return the commands of all pages and examples, in order, each once."""
-    found = [command for pairs in EXAMPLES.values() for command, _ in pairs]
+    found = [command for verb in VERBS for command, _ in _load(verb).EXAMPLES]
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)

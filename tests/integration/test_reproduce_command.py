@@ -141,15 +141,15 @@ def test_a_dry_run_prints_the_grid_and_touches_nothing(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "`reproduce` needs `table`: one of table1, table2, table3, ablation."),
+        ([], "arguments are required: table;"),
         (["tabel1"], "Did you mean 'table1'"),
         (["table1", "--only", "resnet"], "`only` 'resnet' matches no run of table1, smoke"),
         (["table1", "--gpus-per-run", "-1"], "`gpus_per_run` must"),
         (["table1", "--scale", "ful"], "Did you mean 'full'"),
         (["table1", "--engine", "raye"], "Did you mean 'ray'"),
         (["table1", "--dry-run", "--no-run"], "--dry-run and --no-run cannot be combined"),
-        (["table1", "--jobs", "0"], "`jobs` must be at least 1"),
-        (["table1", "--jobs", "two"], "`jobs` must be a whole number"),
+        (["table1", "--jobs", "0"], "--jobs: must be a whole number of at least 1, got '0'"),
+        (["table1", "--jobs", "two"], "--jobs: must be a whole number of at least 1, got 'two'"),
     ],
 )
 def test_wrong_words_are_named(words, message, capsys):

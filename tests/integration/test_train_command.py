@@ -17,7 +17,7 @@ import yaml
 
 from said import complaint
 from selectconv.__main__ import main
-from selectconv.lab.cli.display import Lines
+from selectconv.lab.cli.display import RunDisplay
 from selectconv.lab.cli.main import build_parser
 from selectconv.lab.cli.train import read_settings
 from selectconv.lab.train import checkpoint, network, run_folder
@@ -44,7 +44,7 @@ def test_a_run_folder_has_everything(finished):
     names = {entry.name for entry in finished.iterdir()}
     assert names == {
         "config.yaml", "env.json", "status.json", "metrics.jsonl", "allocation.jsonl", "last.ckpt",
-        "previous.ckpt", "best.safetensors", "last.safetensors", "manifest.json", "tensorboard",
+        "previous.ckpt", "best.safetensors", "last.safetensors", "digests.json", "tensorboard",
         ".lock",
     }  # fmt: skip
     config = yaml.safe_load((finished / "config.yaml").read_text())
@@ -93,7 +93,8 @@ def test_a_device_that_is_not_there_is_refused(more, tmp_path, capsys, monkeypat
 def test_eval_tests_here_what_was_trained_on_another_device(finished, capsys, monkeypatch):
     config = yaml.safe_load((finished / "config.yaml").read_text())
     away = "mps" if torch.cuda.is_available() else "cuda"
-    run_folder.RunFolder(finished).start({**config, "device": away})
+    (finished / "digests.json").unlink()
+    (finished / "config.yaml").write_text(yaml.safe_dump({**config, "device": away}))
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert main(["eval", str(finished)]) == 0
 
@@ -133,18 +134,18 @@ def test_dry_run_says_what_it_would_do_and_writes_nothing(tmp_path, capsys):
         (["--method", "selct"], "Did you mean 'select'"),
         (["--epochs", "many"], "`epochs` must be a whole number, got 'many'"),
         (["--epochs", "0"], "`epochs` must be at least 1, got 0"),
-        (["--gamma", "2"], r"`gamma` must be in \[0, 1\], got 2"),
+        (["--gamma", "2"], r"`gamma` must be a number in \[0, 1\] or 'auto', got 2"),
         (["--max-copies", "some"], "`max_copies`"),
-        (["--batchsize", "3"], "did you mean --batch-size"),
+        (["--batchsize", "3"], "Did you mean '--batch-size'"),
         (["--subset", "9999"], "`subset` must be at most"),
         (["--resume", "--out", "nowhere"], "there is no folder nowhere"),
         (["--resume", "--overwrite"], "cannot be combined"),
         (["--config", "missing.yaml"], "missing.yaml cannot be read: No such file"),
         (["--seed"], "--seed: expected one argument"),
-        (["--batch", "3"], "unknown setting '--batch'; did you mean --batch-size"),
-        (["--nonsense"], "unknown setting '--nonsense'; accepted are --batch-size, "),
+        (["--batch", "3"], "got '--batch'. Did you mean '--batch-size'"),
+        (["--nonsense"], "`flag` must be one of .*--batch-size, .*; got '--nonsense'"),
         (["digits"], "unrecognized arguments: digits; `selectconv train --help`"),
-        (["--model-options", "3"], "`model_options` must be a mapping such as .* got '3'"),
+        (["--model-options", "3"], "`model_options` must be a mapping such as .* got 3"),
         (["--data-root", "nowhere"], "`data_root` must be a folder; there is no folder nowhere"),
         (["--data-root", "nowhere", "--dry-run"], "there is no folder nowhere"),
         (["--holdout", "maybe"], "`holdout` must be true or false, got 'maybe'"),
@@ -164,7 +165,7 @@ def test_wrong_input_is_refused_in_one_line(arguments, message, tmp_path, capsys
     [
         ("epoch: 3\n", "epochs"),
         ("epochs: many\n", "`epochs` must be a whole number"),
-        ("lr: [1, 2]\n", "`lr` must be a non-negative number"),
+        ("lr: [1, 2]\n", "`lr` must be a finite number of at least 0"),
         ("- 1\n- 2\n", "run.yaml"),
         ("", "the file is empty"),
         ("a: b: c\n", "run.yaml"),
@@ -279,7 +280,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(tmp_path, capsys, monkeypatch):
     assert main(["train", *SMALL, "--out", str(out)]) == 1
     assert "No space left on device" in complaint(capsys)
     monkeypatch.undo()
-    assert checkpoint.load_checkpoint(run_folder.RunFolder(out))["epoch"] == 0
+    assert checkpoint.load_checkpoint(out / "last.ckpt")["epoch"] == 0
     assert not (out / "last.ckpt.part").exists()
     assert run_folder.RunFolder(out).status() == "failed"
 
@@ -334,7 +335,7 @@ def test_a_run_that_is_told_to_stop_says_how_to_go_on(number, code, words, statu
     assert said.count("\n") == 1
     assert words in said
     assert run_folder.RunFolder(out).status() == status
-    assert checkpoint.load_checkpoint(run_folder.RunFolder(out))["epoch"] >= 0
+    assert checkpoint.load_checkpoint(out / "last.ckpt")["epoch"] >= 0
 
 
 def test_holdout_tests_every_image_that_was_not_trained_on(tmp_path, capsys):
@@ -411,7 +412,8 @@ def test_a_flipped_bit_in_a_checkpoint_is_refused_and_the_one_before_offered(
     assert main(["train", "--resume", "--out", str(finished)]) == 1
     line = complaint(capsys)
     assert "last.ckpt is damaged" in line
-    assert "previous.ckpt, of the epoch before, is intact: rename it to last.ckpt" in line
+    assert "of epoch 0, is intact: rename previous.ckpt to last.ckpt" in line
+    assert "weights_only" not in line
     os.replace(finished / "previous.ckpt", finished / "last.ckpt")
     assert main(["train", "--resume", "--out", str(finished)]) == 0
     assert len(run_folder.RunFolder(finished).read("metrics.jsonl")) == 2
@@ -430,6 +432,14 @@ def test_settings_that_were_edited_are_refused(finished, capsys):
     config.write_text(config.read_text().replace("gamma: 0.2", "gamma: 0.5"))
     assert main(["train", "--resume", "--out", str(finished)]) == 2
     assert "config.yaml is damaged: it is not what the run wrote; restore it" in complaint(capsys)
+
+
+def test_a_folder_without_digests_still_loads_with_a_line_that_says_so(finished, capsys):
+    (finished / "digests.json").unlink()
+    (finished / "status.json").write_text('{"status": "running"}')
+    assert main(["train", "--resume", "--out", str(finished)]) == 0
+    assert "has no digests.json, since version 0.1 wrote it" in complaint(capsys)
+    assert main(["eval", str(finished)]) == 0
 
 
 def test_resume_without_a_checkpoint_says_that_it_starts_over(tmp_path, capsys):
@@ -487,6 +497,20 @@ def test_an_interrupted_run_says_so(tmp_path, capsys, monkeypatch):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # Ctrl-C still works
 
 
+def test_a_run_that_is_interrupted_while_its_folder_is_started_says_so(
+    tmp_path, capsys, monkeypatch
+):
+    def interrupt():
+        assert (out / "status.json").exists()  # as soon as there are settings
+        raise KeyboardInterrupt
+
+    out = tmp_path / "run"
+    monkeypatch.setattr(run_folder, "describe_environment", interrupt)
+    assert main(["train", *SMALL, "--out", str(out)]) == 130
+    assert "interrupted; continue with --resume" in complaint(capsys)
+    assert run_folder.RunFolder(out).status() == "interrupted"
+
+
 @pytest.mark.parametrize("flags", [[], ["--resume"], ["--overwrite"]])
 def test_a_folder_in_use_is_refused_and_its_process_named(flags, finished, capsys):
     (finished / "status.json").write_text('{"status": "running"}')
@@ -534,8 +558,8 @@ def test_a_failure_to_write_is_not_the_users_input(finished, tmp_path, capsys, m
 
 def test_a_training_may_run_in_a_thread_and_its_bar_always_goes(tmp_path, monkeypatch):
     ended = []
-    close = Lines.close
-    monkeypatch.setattr(Lines, "close", lambda display: ended.append(close(display)))
+    close = RunDisplay.close
+    monkeypatch.setattr(RunDisplay, "close", lambda display: ended.append(close(display)))
     codes = []
     words = ["train", *SMALL, "--out", str(tmp_path / "run")]
     thread = threading.Thread(target=lambda: codes.append(main(words)))

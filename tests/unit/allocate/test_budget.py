@@ -238,7 +238,11 @@ def test_a_slot_that_is_too_dear_is_passed_over():
         ({"target_macs": 0.5, "target_params": 0.5}, ValueError, "cannot be combined"),
         ({"target_macs": 1.0}, ValueError, "above 0 and below 1; got 1.0"),
         ({"target_params": 0}, ValueError, "`target_params` must be a fraction .* got 0"),
-        ({"target_macs": -0.5}, ValueError, r"`target_macs` must be in \[0, 1\], got -0.5"),
+        (
+            {"target_macs": -0.5},
+            ValueError,
+            r"`target_macs` must be a number in \[0, 1\], got -0.5",
+        ),
         ({"target_macs": "half"}, TypeError, "'half'"),
         ({"target_macs": 0.5, "example_input": None}, ValueError, "needs an `example_input`"),
         ({"target_macs": 0.5, "mode": "shift"}, ValueError, "closes slots, got 'shift'"),

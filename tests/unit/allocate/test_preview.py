@@ -75,7 +75,7 @@ def test_layers_that_have_seen_nothing_are_named():
     ("gammas", "message"),
     [
         ([], "at least one number"),
-        ([2.0], r"`gammas` must be in \[0, 1\], got 2.0"),
+        ([2.0], r"`gammas` must be a number in \[0, 1\], got 2.0"),
         (["a"], "'a'"),
     ],
 )
@@ -109,6 +109,10 @@ def test_plots_show_what_the_tables_say(model):
     slots = next(line for line in ax.get_lines() if "slots" in line.get_label())
     assert slots.get_ydata() == pytest.approx([100 * row.open / 40 for row in table])
     assert len(ax.get_lines()) == 3
+    model[3].close([0, 1, 2])
+    bars = sc.describe(model).plot()
+    widths = [bar.get_width() for bar in bars.patches]
+    assert widths == [13, 24, 0, 0, 3, 0]  # open, re-allocated, closed: a bar for each layer
     pyplot.close("all")
 
 

@@ -1,14 +1,15 @@
-"""The command: verbs, help, exit codes, what is said without the extra."""
+"""The command: verbs, help, exit codes, signals, what is said without the extra."""
 
-import builtins
 import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import warnings
 
 import pytest
+import torch
 from rich.console import Console
 
 import selectconv as sc
@@ -17,38 +18,34 @@ from selectconv.__main__ import main
 from selectconv.allocate.report import AllocationReport
 from selectconv.core.layer import SelectConv2d
 from selectconv.core.plan import AllocationPlan
-from selectconv.lab.bench import interleave
-from selectconv.lab.cli.display import Bars, Lines, choose_display
-from selectconv.lab.cli.examples import next_commands, show_examples
-from selectconv.lab.cli.main import VERBS, build_parser, show_warning
-from selectconv.lab.cli.train import sections
+from selectconv.lab.cli.display import RunDisplay
+from selectconv.lab.cli.main import VERBS, build_parser
 from selectconv.lab.data.image_set import DatasetInfo
 from selectconv.lab.data.registry import dataset_info
 from selectconv.lab.train import estimate
 from selectconv.lab.train.config import resolve, setting_names
 from selectconv.lab.train.network import build_model
-from selectconv.lab.zoo import list_models
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "train, eval, compress, export, report, reproduce, data, models, bench"),
-        (["tran"], "'tran'"),
-        (["models", "--jsn"], "did you mean --json"),
-        (["data"], "action"),
+        (["tran"], "got 'tran'. Did you mean 'train'"),
+        (["models", "--jsn"], "Did you mean '--json'"),
+        (["data"], "required: action"),
         (["data", "get"], "list, fetch; got 'get'"),
         (["data", "fetch"], "fetch needs a data set"),
         (["data", "fetch", "cifar"], "Did you mean 'cifar10'"),
         (["bench", "stp"], "Did you mean 'step'"),
-        (["bench", "step", "--repeats", "0"], "at least 1, got 0"),
-        (["eval"], "dir"),
+        (["bench", "step", "--repeats", "0"], "--repeats: must be a whole number of at least 1"),
+        (["eval"], "required: dir"),
         (["eval", "nowhere"], "nowhere is not a run"),
         (["compress", "nowhere"], "nowhere is not a run"),
+        (["export", "nowhere"], "nowhere is not a run"),
         (["eval", __file__], "test_cli.py is not a run: it is a file"),
         (["eval", ""], "must be the folder of a run, got an empty name"),
-        (["compress", "nowhere", "--round-to", "0"], "`round_to` must be at least 1"),
-        (["export", "nowhere"], "nowhere is not a run"),
+        (["compress", "nowhere", "--round-to", "0"], "--round-to: must be a whole number"),
         (["eval", "x" * 300], "x/config.yaml cannot be a file or folder: File name too long."),
         (["report", ".", "--out", "x" * 300], "x cannot be a file or folder: File name too long."),
     ],
@@ -58,12 +55,28 @@ def test_wrong_input_is_one_line_and_code_2(arguments, message, capsys):
     assert message in complaint(capsys)
 
 
-@pytest.mark.parametrize("verb", [[], *([verb] for verb in VERBS)])
-def test_help_everywhere(verb, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main([*verb, "--help"])
-    assert ended.value.code == 0
+def test_alone_it_says_what_to_begin_with(capsys):
+    assert main([]) == 2
+    assert "selectconv train --data digits" in capsys.readouterr().out
+    assert main(["--help"]) == 0
     assert "usage: selectconv" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", list(VERBS))
+def test_every_help_ends_with_examples_and_shows_each_default_once(verb, capsys):
+    assert main([verb, "--help"]) == 0
+    said = capsys.readouterr().out
+    assert f"usage: selectconv {verb}" in said
+    assert f"selectconv {verb}" in said.partition("examples:")[2]
+    for action in build_parser(verb)._actions:
+        assert (action.help or "").count("default") <= 1, action.dest
+
+
+def test_every_setting_has_a_flag_and_those_that_people_change_first_come_first():
+    flags = [action.dest for action in build_parser("train")._actions]
+    assert flags[1:7] == ["model", "data", "method", "epochs", "gamma", "seed"]
+    own = ["help", "config", "out", "resume", "overwrite", "dry_run"]
+    assert sorted(flags) == sorted([*own, *setting_names()])
 
 
 def test_models_lists_the_zoo(capsys):
@@ -72,7 +85,7 @@ def test_models_lists_the_zoo(capsys):
     assert main(["models", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {row["name"]: row["macs"] for row in rows}["densenet40"] == 71_334_240
-    assert len(rows) == len(list_models()) == 8
+    assert len(rows) == len(sc.list_models()) == 8
 
 
 def test_data_list_says_where(capsys, tmp_path):
@@ -82,36 +95,43 @@ def test_data_list_says_where(capsys, tmp_path):
     assert "scikit-learn" in said
 
 
-def test_without_the_extra_it_says_what_to_install(capsys, monkeypatch):
-    real = builtins.__import__
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [(["train"], 1, "selectconv: the command line needs yaml: pip install 'selectconv[train]'\n"),
+     (["--version"], 0, "")],
+)  # fmt: skip
+def test_without_the_extra_it_says_what_to_install(words, code, said, tmp_path):
+    (tmp_path / "yaml.py").write_text("raise ModuleNotFoundError('gone', name='yaml')")
+    assert run_apart(words, tmp_path) == (code, said)
 
-    def without(name, *rest):
-        if name.split(".")[0] == "jsonargparse":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return real(name, *rest)
 
-    for name in [name for name in sys.modules if name.startswith("selectconv.lab.cli")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr("selectconv.lab.cli", raising=False)
-    monkeypatch.setattr(builtins, "__import__", without)
-    assert main(["train"]) == 1
-    assert "pip install 'selectconv[train]'" in complaint(capsys)
-    assert main(["--version"]) == 0
+def run_apart(words, folder, **options):
+    """Run a command in a process of its own, whose modules are those of a folder first."""
+    with start(words, folder, **options) as process:
+        _, said = process.communicate(timeout=60)
+    return process.returncode, said
+
+
+def start(words, folder, stdout=subprocess.PIPE):
+    paths = os.pathsep.join([str(folder), *filter(None, sys.path)])
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "selectconv", *words],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env={**environment, "PYTHONPATH": paths},
+    )
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux only")
-def test_output_that_cannot_be_written_is_one_line_and_exit_code_1():
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+@pytest.mark.parametrize("words", [["--version"], ["data", "--help"]])
+def test_output_that_cannot_be_written_is_one_line_and_exit_code_1(words, tmp_path):
     with open("/dev/full", "w") as full:
-        ended = subprocess.run(
-            [sys.executable, "-m", "selectconv", "--version"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-    assert ended.returncode == 1
-    assert ended.stderr == "selectconv: the output cannot be written: No space left on device.\n"
+        ended = run_apart(words, tmp_path, stdout=full)
+    said = "selectconv: the output cannot be written: No space left on device.\n"
+    assert ended == (1, said)
 
 
 # As numpy's half-finished import does, it swallows Ctrl-C.
@@ -128,27 +148,18 @@ raise ImportError("only half of it is there")
 
 @pytest.mark.parametrize(
     ("number", "code", "words"),
-    [(signal.SIGINT, 130, "interrupted."), (signal.SIGTERM, 1, "stopped by SIGTERM.")],
+    [(signal.SIGINT, 130, "interrupted."), (signal.SIGTERM, 1, "stopped by SIGTERM; trainings")],
 )
 @pytest.mark.parametrize("verb", [["train", "--data", "digits"], ["eval", "runs/first"]])
 def test_a_signal_while_torch_is_imported_is_one_line(verb, number, code, words, tmp_path):
     (tmp_path / "torch.py").write_text(SLOW_TORCH)
-    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    process = subprocess.Popen(
-        [sys.executable, "-m", "selectconv", *verb],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": paths},
-    )
-    try:
+    with start(verb, tmp_path) as process:
         assert process.stdout.readline() == "importing\n"
         process.send_signal(number)
         _, said = process.communicate(timeout=30)
-    finally:
-        process.kill()
-    assert (process.returncode, said) == (code, f"selectconv: {words}\n")
+    assert process.returncode == code
+    assert said.startswith(f"selectconv: {words}")
+    assert said.count("\n") == 1
 
 
 def test_signals_are_left_as_they_were_where_python_calls_the_command(capsys):
@@ -162,6 +173,15 @@ def test_signals_are_left_as_they_were_where_python_calls_the_command(capsys):
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_warning_of_ours_is_one_line(capsys, monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    monkeypatch.setattr(sys, "argv", ["selectconv", "--version"])
+    assert main() == 0
+    said = warnings.formatwarning(sc.SelectConvWarning("a\nb"), sc.SelectConvWarning, "f.py", 3)
+    assert said == "selectconv: warning: a b\n"
+    assert warnings.formatwarning("other", UserWarning, "f.py", 3).startswith("f.py:3: UserWarn")
 
 
 @pytest.mark.parametrize(
@@ -179,8 +199,6 @@ def test_durations_as_people_say_them(seconds, said):
 
 
 def test_a_time_per_image_is_measured_without_touching_the_random_numbers():
-    import torch
-
     info = DatasetInfo("tiny", "tiny", 10, (1, 8, 8), 10, 10, 1, False, (0.5,), (0.5,))
     before = torch.get_rng_state()
     assert estimate.seconds_per_image(resolve({"data": "digits", "batch_size": 2}), info) > 0
@@ -188,8 +206,6 @@ def test_a_time_per_image_is_measured_without_touching_the_random_numbers():
 
 
 def test_threads_that_wait_for_each_other_do_not_lengthen_the_estimate(monkeypatch):
-    import torch
-
     clock = 0.0
 
     def step():
@@ -221,102 +237,46 @@ def test_what_is_timed_is_allocated_as_a_training_leaves_it(method, share_moved,
     assert shifted / slots == pytest.approx(share_shifted, abs=0.01)
 
 
-def test_both_sides_are_measured_in_turn():
-    calls = []
-    sides = {name: lambda name=name: calls.append(name) for name in "ab"}
-    times = interleave.in_turn(sides, repeats=2, seconds=0.0)
-    assert calls == ["a", "a", "b", "b", *"abab"]  # warm-up and one call to see how long it takes
-    assert {name: len(side) for name, side in times.items()} == {"a": 2, "b": 2}
+ROW = {"train_loss": 0.5, "test_loss": 0.4, "test_error": 12.5, "images_per_second": 99.0}
+ROW |= {"moved": 7, "closed": 8}
 
 
-def test_a_terminal_gets_a_bar_and_one_line_per_epoch():
-    config = resolve({"data": "digits", "epochs": 2})
+class Loader:
+    def __len__(self):
+        return 3
+
+    def epoch(self, epoch):
+        return iter([(epoch, number) for number in range(3)])
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_gets_a_bar_and_everyone_one_line_per_epoch(is_terminal):
     screen = io.StringIO()
-    display = choose_display(config, Console(file=screen, force_terminal=True, width=100))
-    assert isinstance(display, Bars)
-
-    class Loader:
-        def __len__(self):
-            return 3
-
-        def epoch(self, epoch):
-            return iter([(epoch, number) for number in range(3)])
-
-    row = {"train_loss": 0.5, "test_loss": 0.4, "test_error": 12.5, "images_per_second": 99.0}
-    for epoch in range(2):
-        seen = list(display.batches(Loader(), epoch, "train"))
-        assert seen == [(epoch, 0), (epoch, 1), (epoch, 2)]
-        assert len(list(display.batches(Loader(), epoch, "test"))) == 3
-        report = AllocationReport(epoch, AllocationPlan())
-        display.epoch_done({"epoch": epoch, **row, "moved": 7, "closed": 8}, report)
-    assert display.progress.tasks[0].completed == display.progress.tasks[0].total == 6
-    assert display.progress.tasks[0].description == "epoch 1, test"
-    assert display.progress.live.is_started
-    display.close()
-    assert not display.progress.live.is_started
-    assert screen.getvalue().count("12.50 %") == 2
-
-
-def test_a_log_gets_lines_only():
-    config = resolve({"data": "digits"})
-    screen = io.StringIO()
-    display = choose_display(config, Console(file=screen, width=200))
-    assert type(display) is Lines
-    row = {"train_loss": 0.5, "test_loss": 0.4, "test_error": 12.5, "images_per_second": 99.0}
+    console = Console(file=screen, force_terminal=is_terminal, width=100)
+    display = RunDisplay(resolve({"data": "digits", "epochs": 5}), console)
     for epoch in (3, 4):
-        report = AllocationReport(epoch, AllocationPlan())
-        display.epoch_done({"epoch": epoch, **row, "moved": 7, "closed": 8}, report)
-    first, head, *lines = screen.getvalue().splitlines()
-    assert first == "resumed at epoch 3"
-    assert head.startswith("epoch")
-    assert len(lines) == 2
+        assert list(display.batches(Loader(), epoch, "train")) == [(epoch, n) for n in range(3)]
+        assert len(list(display.batches(Loader(), epoch, "test"))) == 3
+        display.epoch_done({"epoch": epoch, **ROW}, AllocationReport(epoch, AllocationPlan()))
+    (task,) = display.bar.tasks
+    assert task.completed == task.total == 15
+    assert task.description == "epoch 4, test"
+    assert display.bar.live.is_started == is_terminal
+    display.close()
+    assert not display.bar.live.is_started
+    lines = screen.getvalue().splitlines()
+    assert screen.getvalue().count("12.50 %") == 2
+    if not is_terminal:
+        first, head, *rest = lines
+        assert first == "resumed at epoch 3"
+        assert head.startswith("epoch")
+        assert len(rest) == 2
 
 
-@pytest.mark.parametrize("verb", list(VERBS))
-def test_every_help_ends_with_examples_and_shows_each_default_once(verb, capsys):
-    with pytest.raises(SystemExit):
-        main([verb, "--help"])
-    said = capsys.readouterr().out
-    assert said.rstrip().endswith(show_examples(verb))
-    for action in build_parser(verb)._actions:
-        assert (action.help or "").count("default") <= 1, action.dest
-        assert "%(default)" not in (action.help or "")
+def test_what_comes_next_leaves_out_what_needs_test_images(tmp_path):
+    from selectconv.lab.cli.train import next_commands
 
-
-def test_the_settings_that_people_change_first_come_first():
-    placed = [name for names in sections().values() for name in names]
-    assert sorted(placed) == sorted(setting_names())  # each once, also those that are new
-    assert placed[:6] == ["model", "data", "method", "epochs", "gamma", "seed"]
-
-
-def test_alone_it_says_what_to_begin_with(capsys):
-    assert main([]) == 2
-    said = capsys.readouterr()
-    assert "selectconv train --data digits" in said.out
-    assert len(said.err.strip().splitlines()) == 1
-
-
-def test_what_comes_next_leaves_out_what_needs_test_images():
-    words = next_commands("runs/a", is_tested=True)
-    assert [line.split()[1] for line in words.splitlines()[1:]] == [
-        "eval",
-        "report",
-        "compress",
-        "export",
-    ]
-    assert "runs/a" in words
-    assert "eval" not in next_commands("runs/a", is_tested=False)
-
-
-def test_a_warning_of_ours_is_one_line(capsys):
-    shown = []
-    show_warning(
-        sc.SelectConvWarning("closed\nlittle"),
-        sc.SelectConvWarning,
-        "f.py",
-        3,
-        otherwise=shown.append,
-    )
-    assert capsys.readouterr().err == "selectconv: warning: closed little\n"
-    show_warning("other", UserWarning, otherwise=lambda *what: shown.append(what))
-    assert shown == [("other", UserWarning)]
+    for is_tested, verbs in ((True, ["eval", "report"]), (False, [])):
+        words = next_commands(tmp_path, is_tested=is_tested).splitlines()[1:]
+        assert [line.split()[1] for line in words] == [*verbs, "compress", "export"]
+        assert all(str(tmp_path) in line for line in words)

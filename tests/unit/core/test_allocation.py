@@ -213,9 +213,17 @@ def test_realloc_scores_refuse_bad_arguments(arguments, error, message):
         ({"top_k": 1.5}, TypeError, "`top_k` must be an integer"),
         ({"max_copies": 0}, ValueError, "`max_copies` must be at least 1, got 0"),
         ({"init": "zeros"}, ValueError, "`init` must be one of zero, random; .* mean 'zero'"),
-        ({"max_shift": -1.0}, ValueError, "`max_shift` must be finite and not negative, got -1.0"),
-        ({"max_shift": math.nan}, ValueError, "`max_shift` must be finite and not negative"),
-        ({"max_shift": "1"}, TypeError, "`max_shift` must be a non-negative number, got '1'"),
+        (
+            {"max_shift": -1.0},
+            ValueError,
+            "`max_shift` must be a finite number of at least 0, got -1.0",
+        ),
+        ({"max_shift": math.nan}, ValueError, "`max_shift` must be a finite number of at least 0"),
+        (
+            {"max_shift": "1"},
+            TypeError,
+            "`max_shift` must be a finite number of at least 0, got '1'",
+        ),
         ({"norm": "max"}, ValueError, "`norm` must be one of l2, linf; got 'max'"),
     ],
 )

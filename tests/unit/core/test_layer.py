@@ -707,7 +707,7 @@ def test_protected_slots_stay_open_and_take_no_share_of_gamma():
 
 @pytest.mark.parametrize("gamma", [-0.1, 1.1, float("nan")])
 def test_dealloc_refuses_a_gamma_outside_0_to_1(gamma):
-    with pytest.raises(ValueError, match=rf"`gamma` must be in \[0, 1\], got {gamma}"):
+    with pytest.raises(ValueError, match=rf"`gamma` must be a number in \[0, 1\], got {gamma}"):
         with_batch_norm(make_layer()).dealloc(gamma=gamma)
     with pytest.raises(TypeError, match=r"`gamma` must be a number .* got True"):
         with_batch_norm(make_layer()).dealloc(gamma=True)
@@ -893,7 +893,7 @@ def test_realloc_without_a_candidate_leaves_slots_closed():
         ({"top_k": 0}, "`top_k` must be at least 1, got 0"),
         ({"max_copies": 0}, "`max_copies` must be at least 1, got 0"),
         ({"init": "ones"}, "`init` must be one of zero, random; got 'ones'"),
-        ({"max_shift": -1}, "`max_shift` must be finite and not negative, got -1"),
+        ({"max_shift": -1}, "`max_shift` must be a finite number of at least 0, got -1"),
         ({"norm": "l1"}, "`norm` must be one of l2, linf; got 'l1'"),
     ],
 )

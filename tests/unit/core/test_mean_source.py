@@ -302,7 +302,9 @@ def test_the_observed_moments_follow_the_slots():
 
 @pytest.mark.parametrize("momentum", [-0.1, 1.5, math.nan])
 def test_momentum_is_a_fraction(momentum):
-    with pytest.raises(ValueError, match=rf"`momentum` must be in \[0, 1\], got {momentum}"):
+    with pytest.raises(
+        ValueError, match=rf"`momentum` must be a number in \[0, 1\], got {momentum}"
+    ):
         ObservedMean(momentum)
 
 

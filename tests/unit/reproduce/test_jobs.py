@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fake_runs import SETTINGS, seal, write_run
-from selectconv.errors import RunError
+from fake_runs import SETTINGS, write_run
+from selectconv.errors import UsageError
 from selectconv.lab.reproduce import jobs
 from selectconv.lab.reproduce.grid import PlannedRun
 from selectconv.lab.reproduce.local_engine import run_local
@@ -44,7 +44,7 @@ def test_states(tmp_path):
     assert jobs.find_state(run, tmp_path) == "resume"
     assert jobs.find_state(PlannedRun("b", {}, "no such method"), tmp_path) == "cannot"
     with pytest.raises(
-        RunError, match=r"a holds a run with epochs 6, wanted 7: choose another --out"
+        UsageError, match=r"a holds a run with epochs 6, wanted 7: choose another --out"
     ):
         jobs.find_state(planned(epochs=7), tmp_path)
 
@@ -55,12 +55,10 @@ def test_a_run_of_another_version_is_refused_an_older_one_is_not(tmp_path):
     older = "".join(line for line in text.splitlines(keepends=True) if "image_size" not in line)
     assert older != text
     (folder / "config.yaml").write_text(older)
-    seal(folder)
     assert jobs.find_state(planned(), tmp_path) == "done"
     (folder / "config.yaml").write_text(text + "warp: 9\n")
-    seal(folder)
     with pytest.raises(
-        RunError, match="a holds a run written by another version: `setting` must be one of"
+        UsageError, match="a holds a run written by another version: `setting` must be one of"
     ):
         jobs.find_state(planned(), tmp_path)
 

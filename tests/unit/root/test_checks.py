@@ -1,124 +1,108 @@
 """Every check accepts what it should, and refuses the rest with the value in the message."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from selectconv.checks import (
-    check_callable,
-    check_choice,
-    check_count,
-    check_flag,
-    check_fraction,
-    check_gamma,
-    check_non_negative,
-    check_path,
-)
+from selectconv import checks
 from selectconv.core.tensors import check_tensor
 
 NUMBERS = [np.float32(0.5), np.int64(1), np.array(0.5), torch.tensor(0.5), torch.tensor(1)]
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.mark.parametrize("value", [0, 1, 0.0, 0.25, np.float64(0.5), *NUMBERS])
-def test_fraction_accepts(value):
-    result = check_fraction("gamma", value)
-    assert result == value
-    assert type(result) is float
+@pytest.mark.parametrize(
+    ("check", "values", "kind"),
+    [
+        (checks.check_fraction, [0, 1, 0.0, 0.25, np.float64(0.5), *NUMBERS], float),
+        (checks.check_gamma, [0, 1, *NUMBERS], float),
+        (checks.check_gamma, ["auto"], str),
+        (checks.check_non_negative, [0, 0.0, 3, 1e30, *NUMBERS], float),
+        (checks.check_seed, [0, (1 << 63) - 1, np.int64(3)], int),
+        (checks.check_flag, [True, False], bool),
+    ],
+)
+def test_values_are_accepted_and_returned_plain(check, values, kind):
+    for value in values:
+        result = check("argument", value)
+        assert result == value
+        assert type(result) is kind
 
 
-@pytest.mark.parametrize("value", [-1e-9, 1.0001, 2, -1, NAN, INF, -INF])
-def test_fraction_refuses_values(value):
-    with pytest.raises(ValueError, match=rf"`gamma` must be in \[0, 1\], got {value!r}\."):
-        check_fraction("gamma", value)
+FRACTION = "a number in [0, 1]"
+FINITE = "a finite number of at least 0"
 
 
-@pytest.mark.parametrize("value", [True, "0.5", None, [0.5], 1j, np.zeros(1), torch.zeros(1)])
-def test_fraction_refuses_types(value):
-    with pytest.raises(TypeError, match=r"`gamma` must be a number in \[0, 1\], got") as caught:
-        check_fraction("gamma", value)
-    assert repr(value) in str(caught.value)
+@pytest.mark.parametrize(
+    ("check", "values", "error", "accepted"),
+    [
+        (checks.check_fraction, [-1e-9, 1.0001, 2, NAN, INF, -INF], ValueError, FRACTION),
+        (checks.check_fraction, ["0.5", None, [0.5], 1j, np.zeros(1)], TypeError, FRACTION),
+        (checks.check_fraction, [True, torch.zeros(1)], TypeError, FRACTION),
+        (checks.check_gamma, [-1e-9, 2], ValueError, f"{FRACTION} or 'auto'"),
+        (checks.check_gamma, [None, "outo", True, [0.1]], TypeError, f"{FRACTION} or 'auto'"),
+        (checks.check_non_negative, [-1e-9, -1, NAN, INF, -INF], ValueError, FINITE),
+        (checks.check_non_negative, [False, "1", None], TypeError, FINITE),
+        (checks.check_seed, [1 << 63], ValueError, "below 2^63"),
+        (checks.check_flag, [1, "yes", None, torch.zeros(0)], TypeError, "True or False"),
+        (checks.check_callable, ["3", None], TypeError, "a function"),
+        (checks.check_path, ["", "a\0b"], ValueError, "a path"),
+    ],
+)
+def test_values_are_refused_and_named(check, values, error, accepted):
+    for value in values:
+        message = f"`argument` must be {accepted}, got {value!r}."
+        with pytest.raises(error, match=f"^{re.escape(message)}$"):
+            check("argument", value)
 
 
 def test_truth_is_no_number():
     for value in (np.True_, torch.tensor(True)):
         with pytest.raises(TypeError, match=r"number in .* got True"):
-            check_fraction("gamma", value)
+            checks.check_fraction("gamma", value)
         with pytest.raises(TypeError, match="integer of at least 0, got True"):
-            check_count("top_k", value, 0)
-
-
-def test_gamma():
-    assert check_gamma("gamma", "auto") == "auto"
-    assert type(check_gamma("gamma", np.float32(0.5))) is float
-    for value in (None, "outo", True, [0.1]):
-        with pytest.raises(TypeError, match=r"a number in \[0, 1\] or 'auto', got") as caught:
-            check_gamma("gamma", value)
-        assert repr(value) in str(caught.value)
-
-
-@pytest.mark.parametrize("value", [0, 0.0, 3, 1e30, *NUMBERS])
-def test_non_negative_accepts(value):
-    result = check_non_negative("decay", value)
-    assert result == value
-    assert type(result) is float
-
-
-@pytest.mark.parametrize("value", [-1e-9, -1, NAN, INF, -INF])
-def test_non_negative_refuses_values(value):
-    with pytest.raises(
-        ValueError, match=rf"`decay` must be finite and not negative, got {value!r}"
-    ):
-        check_non_negative("decay", value)
-
-
-@pytest.mark.parametrize("value", [False, "1", None])
-def test_non_negative_refuses_types(value):
-    with pytest.raises(TypeError, match=f"`decay` must be a non-negative number, got {value!r}"):
-        check_non_negative("decay", value)
+            checks.check_count("top_k", value, 0)
 
 
 @pytest.mark.parametrize("value", [2, 10**9, np.int64(3), np.uint8(3), torch.tensor(3)])
 def test_count_accepts(value):
-    result = check_count("top_k", value, 2)
+    result = checks.check_count("top_k", value, 2)
     assert result == value
     assert type(result) is int
 
 
-@pytest.mark.parametrize("value", [1, 0, -5])
-def test_count_refuses_values(value):
-    with pytest.raises(ValueError, match=f"`top_k` must be at least 2, got {value}"):
-        check_count("top_k", value, 2)
+@pytest.mark.parametrize(
+    ("values", "error", "accepted"),
+    [
+        ([1, 0, -5], ValueError, "at least 2"),
+        ([True, 3.0, "3", None], TypeError, "an integer of at least 2"),
+    ],
+)
+def test_count_refuses(values, error, accepted):
+    for value in values:
+        with pytest.raises(error, match=f"`top_k` must be {accepted}, got {value!r}"):
+            checks.check_count("top_k", value, 2)
 
 
-@pytest.mark.parametrize("value", [True, 3.0, "3", None])
-def test_count_refuses_types(value):
-    with pytest.raises(TypeError, match=f"`top_k` must be an integer of at least 2, got {value!r}"):
-        check_count("top_k", value, 2)
-
-
-def test_flag():
-    assert check_flag("is_open", True) is True
-    for value in (1, "yes", None, torch.zeros(0), np.ones(2)):
-        with pytest.raises(TypeError, match="`is_open` must be True or False, got"):
-            check_flag("is_open", value)
-
-
-def test_choice_accepts():
-    assert check_choice("mode", "select", ("select", "zero")) == "select"
-
-
-def test_choice_names_the_nearest():
+def test_choice():
+    modes = ("select", "zero")
+    assert checks.check_choice("mode", "select", modes) == "select"
     with pytest.raises(ValueError, match=r"got 'selct'\. Did you mean 'select'\?"):
-        check_choice("mode", "selct", ("select", "zero"))
+        checks.check_choice("mode", "selct", modes)
+    for value in ("qqq", None, 3, [], {}):
+        message = f"`mode` must be one of select, zero; got {value!r}."
+        with pytest.raises(ValueError, match=f"{re.escape(message)}$"):
+            checks.check_choice("mode", value, modes)
 
 
-@pytest.mark.parametrize("value", ["qqq", None, 3])
-def test_choice_lists_all_when_nothing_is_near(value):
-    with pytest.raises(ValueError, match=rf"`mode` must be one of select, zero; got {value!r}\.$"):
-        check_choice("mode", value, ("select", "zero"))
+def test_path():
+    assert checks.check_path("path", "a/b") == checks.check_path("path", Path("a/b")) == Path("a/b")
+    for value in (None, 3, b"a", ["a"]):
+        with pytest.raises(TypeError, match=f"`path` must be a path, got {type(value).__name__}"):
+            checks.check_path("path", value)
 
 
 @pytest.mark.parametrize(
@@ -153,24 +137,3 @@ def test_tensor_accepts(value, shape, kind):
 def test_tensor_refuses(value, shape, kind, error, message):
     with pytest.raises(error, match=message):
         check_tensor("x", value, shape, kind)
-
-
-def test_choice_refuses_what_is_no_word():
-    for value in (3, None, [], ["a"], {}):
-        with pytest.raises(ValueError, match="`mode` must be one of a, b; got"):
-            check_choice("mode", value, ("a", "b"))
-
-
-def test_callable():
-    check_callable("where", print)
-    with pytest.raises(TypeError, match="`where` must be a function, got '3'"):
-        check_callable("where", "3")
-
-
-def test_path():
-    assert check_path("path", "a/b") == check_path("path", Path("a/b")) == Path("a/b")
-    for value in (None, 3, b"a", ["a"]):
-        with pytest.raises(TypeError, match=f"`path` must be a path, got {type(value).__name__}"):
-            check_path("path", value)
-    with pytest.raises(ValueError, match="`path` must be a path, got an empty one"):
-        check_path("path", "")

@@ -73,7 +73,7 @@ def test_cosine_from_lr_to_zero():
             ValueError,
             "needs one of the methods .* got 'plain'",
         ),
-        ({"group_lasso": -1.0}, ValueError, "`group_lasso` must be finite"),
+        ({"group_lasso": -1.0}, ValueError, "`group_lasso` must be a finite"),
         ({"epochs": 0}, ValueError, "at least 1, got 0"),
         ({"epochs": 2.5}, TypeError, "`epochs` must be a whole number, got 2.5"),
         ({"gamma": float("nan")}, ValueError, "got nan"),
@@ -98,7 +98,7 @@ def test_wrong_settings_are_refused(given, error, message):
 def test_every_setting_has_a_flag_and_every_recipe_a_model():
     from selectconv.lab.cli.main import build_parser
 
-    flags = build_parser("train").flags
+    flags = build_parser("train").format_help()
     missing = [name for name in setting_names() if "--" + name.replace("_", "-") not in flags]
     assert missing == []
     assert isinstance(resolve({"model": "resnext29"}), TrainConfig)

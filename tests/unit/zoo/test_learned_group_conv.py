@@ -214,5 +214,5 @@ def test_models_that_are_refused():
         small_net(selective=True)
     with pytest.raises(TypeError, match="`densenet40` has no argument 'condense_factor'"):
         sc.create_model("densenet40", condense_factor=4)
-    with pytest.raises(ValueError, match="`group_lasso` must be finite"):
+    with pytest.raises(ValueError, match="`group_lasso` must be a finite"):
         Condenser(small_net(), total_epochs=3, group_lasso=-1.0)

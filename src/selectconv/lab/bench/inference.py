@@ -1,94 +1,42 @@
 """`selectconv bench infer`: masked and compressed networks over the plain one."""
 
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from selectconv.deploy.compress import compress
 from selectconv.deploy.cost import count
-from selectconv.deploy.onnx import export_onnx, open_session
-from selectconv.lab.bench.interleave import in_turn, ratios, row
-from selectconv.lab.bench.selective_cost import KINDS, LAYOUTS, Subject, build_network, draw_images
-
-COMPRESSED = ("moved", "closed")
-
-Run = Callable[[Tensor], object]
+from selectconv.lab.bench.subject import KINDS, LAYOUTS, Subject
+from selectconv.lab.bench.timing import Rows, compare, open_network
 
 
-def measure_infer(
-    repeats: int, subject: Subject | None = None, runtime: str = "eager"
-) -> list[dict[str, Any]]:
+def measure_infer(subject: Subject, repeats: int, runtime: str = "eager") -> Rows:
     """Time the evaluation of a network: masked and compressed, over the plain one.
 
-    In ONNX Runtime there are no masked networks: what is exported is compressed.
-
-    Args:
-        repeats: measurements of each side.
-        subject: what to measure; None: DenseNet-40.
-        runtime: "eager", "compile" or "onnxruntime".
+    In eager mode both layouts are measured. In ONNX Runtime there are no masked networks: what is
+    exported is compressed.
     """
-    subject = subject or Subject()
-    plain = build_network(subject.model, "plain", subject.image_size).eval()
-    layouts = LAYOUTS if runtime == "eager" else {"NCHW": torch.contiguous_format}
-    one = draw_images(subject, torch.contiguous_format)[:1]
-    dense = count(plain, one).macs
     rows = []
-    for layout, memory_format in layouts.items():
-        images = draw_images(subject, memory_format)
-        networks = {"plain": plain, **_networks(subject, images, masked=runtime != "onnxruntime")}
-        sides = {}
-        for words, network in networks.items():
-            network = network.to(memory_format=memory_format)  # type: ignore[call-overload]
-            sides[words] = _call(_open(network, images, runtime), images)
-        times = in_turn(sides, repeats)
+    for layout in LAYOUTS if runtime == "eager" else ("NCHW",):
+        images = subject.draw_images(layout)
+        networks: dict[str, nn.Module] = {}
+        for kind, words in KINDS.items():
+            network = subject.build_network(kind, layout).eval()
+            if kind == "plain" or runtime != "onnxruntime":
+                networks[words] = network
+            if kind in ("moved", "closed"):
+                networks[f"compressed, {words}"] = compress(network, images)
         about = f"{subject.model}, {runtime}, batch {subject.batch_size}, {layout}"
-        milliseconds = [seconds * 1e3 for seconds in times["plain"]]
-        rows.append(row("infer", f"{about}: plain", milliseconds, "ms"))
-        for words, network in networks.items():
-            if network is not plain:
-                line = row(
-                    "infer", f"{about}: {words} / plain", ratios(times[words], times["plain"]), "x"
-                )
-                if words.startswith("compressed"):
-                    line["macs_ratio"] = round(count(network, one).macs / dense, 4)
-                rows.append(line)
-    return rows
-
-
-def _networks(subject: Subject, images: Tensor, *, masked: bool) -> dict[str, nn.Module]:
-    """Build the networks to compare, by what the table calls them."""
-    networks: dict[str, nn.Module] = {}
-    for kind, words in KINDS.items():
-        if kind == "plain":
-            continue
-        network = build_network(subject.model, kind, subject.image_size).eval()
-        if masked:
-            networks[words] = network
-        if kind in COMPRESSED:
-            networks[f"compressed, {words}"] = compress(network, images)
-    return networks
-
-
-def _open(network: nn.Module, images: Tensor, runtime: str) -> Run:
-    if runtime == "compile":
-        compiled: Run = torch.compile(network)
-        return compiled
-    if runtime == "onnxruntime":
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "model.onnx"
-            export_onnx(network, file, images)
-            session: Run = open_session(file)
-            return session
-    return network
-
-
-def _call(run: Run, images: Tensor) -> Callable[[], object]:
-    def call() -> None:
+        sides = {
+            words: partial(open_network(network, images, runtime), images)
+            for words, network in networks.items()
+        }
         with torch.inference_mode():
-            run(images)
-
-    return call
+            lines = compare("infer", about, sides, repeats)
+        dense = count(networks["plain"], images[:1]).macs
+        for line, (words, network) in zip(lines, networks.items(), strict=True):
+            if words.startswith("compressed"):
+                line["macs_ratio"] = round(count(network, images[:1]).macs / dense, 4)
+        rows += lines
+    return rows

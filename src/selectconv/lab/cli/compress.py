@@ -1,164 +1,119 @@
 """`selectconv compress`: a run's network as a smaller plain model in one file."""
 
-import functools
-import os
+import statistics
 import tempfile
+from argparse import Namespace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import Namespace
-from rich.table import Table
-
-from selectconv.lab.cli.console import print_lines, wide_console
-from selectconv.lab.cli.parser import Parser, check_whole
-from selectconv.lab.cli.places import check_output
-from selectconv.lab.cli.signals import work_begins
+from selectconv.lab.cli.output import check_file, print_json
+from selectconv.lab.cli.parser import Parser
 from selectconv.lab.train.run_folder import COMPRESSED
+from selectconv.tables import text_table
+
+EXAMPLES = [
+    ("selectconv compress runs/first", "write runs/first/compressed.safetensors"),
+    ("selectconv compress runs/first --table", "also compare its speed with the plain network's"),
+]
+_HEADS = ("model", "parameters", "multiply-adds", "file, kB", "ms per call", "of plain")
 
 
 def add_arguments(parser: Parser) -> None:
     """Add the verb's options."""
-    parser.add_argument("dir", type=str, help="folder of the run")
-    parser.add_argument(
-        "--out",
-        type=str | None,
-        default=None,
-        help=f"file to write (default: DIR/{COMPRESSED})",
+    parser.add_argument("dir", help="folder of the run")
+    parser.add_argument("--out", metavar="FILE", help=f"file to write (default: DIR/{COMPRESSED})")
+    parser.add_flag("--best", "use the weights with the lowest test error")
+    parser.add_count("--round-to", "round the number of channels up to a multiple of this")
+    parser.add_flag(
+        "--table", "also measure the speed of the plain, masked, compressed and ONNX models"
     )
-    parser.add_argument(
-        "--best", action="store_true", help="use the weights with the lowest test error"
-    )
-    parser.add_argument(
-        "--round-to",
-        type=Any,
-        default=None,
-        help="round the number of channels up to a multiple of this",
-    )
-    parser.add_argument(
-        "--table",
-        action="store_true",
-        help="also measure the speed of the plain, masked, compressed and ONNX models",
-    )
-    parser.add_argument(
-        "--batch-size", type=Any, default=1, help="for --table: images per call (default: 1)"
-    )
-    parser.add_argument(
+    parser.add_count("--batch-size", "for --table: images per call (default: 1)", 1)
+    parser.add_count(
         "--repeats",
-        type=Any,
-        default=7,
-        help="for --table: how often to measure each model; the models take turns (default: 7)",
+        "for --table: how often to measure each model; the models take turns (default: 7)",
+        7,
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON line per model")
+    parser.add_flag("--json", "print one JSON line per model")
 
 
-def run(options: Namespace) -> int:
+def run(options: Namespace) -> None:
     """Compress and save the network, and print its cost."""
-    if options.round_to is not None:
-        check_whole(options, "round_to", 1)
-    check_whole(options, "batch_size", 1)
-    check_whole(options, "repeats", 1)
-
-    out = check_output(options.out, Path(options.dir) / COMPRESSED)
+    out = Path(options.dir) / COMPRESSED if options.out is None else check_file(options.out)
 
     import torch
 
     from selectconv.deploy.compress import compress
     from selectconv.deploy.compressed_file import save_compressed
+    from selectconv.deploy.cost import count, count_params
     from selectconv.lab.train.network import load_run
 
-    work_begins()
     trained = load_run(options.dir, best=options.best)
-    model, shape = trained.finished(), trained.info.shape
+    plain, model, shape = trained.plain(), trained.finished(), trained.info.shape
     example = torch.randn(options.batch_size, *shape, generator=torch.Generator().manual_seed(0))
     small = compress(model, example, round_to=options.round_to)
+    out.parent.mkdir(parents=True, exist_ok=True)
     save_compressed(small, out)
-    rows = _rows(
-        trained.plain(), model, small, out, example, options.repeats if options.table else 0
-    )
+    dense, kept = count(plain, example[:1]), count(small, example[:1])
+    rows: dict[str, dict[str, Any]] = {
+        "plain": _row(dense.params, dense.macs, _size_of(plain)),
+        # Masked weights are stored and multiplied like the others.
+        "masked": _row(count_params(model), dense.macs, _size_of(model)),
+        "compressed": _row(kept.params, kept.macs, out.stat().st_size),
+    }
+    if options.table:
+        networks = dict(zip(rows, (plain, model, small), strict=True))
+        rows["onnx"] = dict(rows["compressed"])
+        _measure(rows, networks, example, options.repeats)
     if options.json:
-        return print_lines(rows)
+        print_json({"model": name, **row} for name, row in rows.items())
+        return
     measured = f" (CPU time, one thread, batches of {options.batch_size})" if options.table else ""
-    table = Table(title=f"{out}{measured}")
-    table.add_column("model")
-    for head in ("parameters", "multiply-adds", "file, kB", "ms per call", "of plain"):
-        table.add_column(head, justify="right")
-    for row in rows:
-        table.add_row(
-            row["model"],
+    print(f"{out}{measured}")
+    lines = [
+        (
+            name,
             f"{row['params']:,}",
             f"{row['macs'] / 1e6:,.2f}M",
-            "-" if row["file_bytes"] is None else f"{row['file_bytes'] / 1000:,.0f}",
-            "-" if row["ms"] is None else f"{row['ms']:.2f}",
-            "-" if row["time_ratio"] is None else f"{row['time_ratio']:.2f}",
+            f"{row['file_bytes'] / 1000:,.0f}",
+            f"{row['ms']:.2f}" if options.table else "-",
+            f"{row['time_ratio']:.2f}" if options.table else "-",
         )
-    console = wide_console(110)
-    console.print(table)
-    by_name = {row["model"]: row for row in rows}
-    if by_name["compressed"]["params"] > by_name["plain"]["params"]:
-        console.print(
+        for name, row in rows.items()
+    ]
+    print(text_table([_HEADS, *lines], right=range(1, len(_HEADS))))
+    if kept.params > dense.params:
+        print(
             "Larger than the plain network, because shifts are stored as small convolutions. "
             "For a smaller network, train with --method dealloc."
         )
-    return 0
 
 
-def _rows(
-    plain: Any, model: Any, small: Any, out: Path, example: Any, repeats: int
-) -> list[dict[str, Any]]:
-    """Describe the three models, and ONNX's where it is measured; `repeats` 0: do not measure."""
+def _row(params: int, macs: int, size: int) -> dict[str, Any]:
+    return {"params": params, "macs": macs, "file_bytes": size, "ms": None, "time_ratio": None}
+
+
+def _measure(
+    rows: dict[str, dict[str, Any]], networks: dict[str, Any], example: Any, repeats: int
+) -> None:
+    """Add the time of each model, and its ratio to the plain one's."""
     import torch
 
-    from selectconv.deploy.cost import count, count_params
+    from selectconv.core.threads import one_thread
+    from selectconv.deploy.onnx import export_onnx, open_session
+    from selectconv.lab.bench.timing import in_turn, ratios
 
-    one = example[:1]
-    dense, kept = count(plain, one), count(small, one)
-    sizes = {
-        "plain": (dense.params, dense.macs, _size_of(plain)),
-        # Masked weights are stored and multiplied like the others.
-        "masked": (count_params(model), dense.macs, _size_of(model)),
-        "compressed": (kept.params, kept.macs, out.stat().st_size),
-    }
-    runs = {
-        name: functools.partial(module, example)
-        for name, module in zip(sizes, (plain, model, small), strict=True)
-    }
-    times: dict[str, list[float]] = {}
-    if repeats:
-        from selectconv.core.threads import one_thread
-        from selectconv.deploy.onnx import export_onnx, open_session
-        from selectconv.lab.bench.interleave import in_turn
-
-        with one_thread(), torch.inference_mode():  # CPU time counts every thread
-            with tempfile.TemporaryDirectory() as folder:
-                file = os.path.join(folder, "model.onnx")
-                export_onnx(small, file, example)
-                sizes["onnx"] = (kept.params, kept.macs, os.path.getsize(file))
-                session = open_session(file)
-            runs["onnx"] = functools.partial(session, example)
-            times = in_turn(runs, repeats)
-    return [
-        {
-            "model": name,
-            "params": params,
-            "macs": macs,
-            "file_bytes": size,
-            **_timing(times, name),
-        }
-        for name, (params, macs, size) in sizes.items()
-    ]
-
-
-def _timing(times: dict[str, list[float]], name: str) -> dict[str, float | None]:
-    import statistics
-
-    from selectconv.lab.bench.interleave import median_ratio
-
-    if not times:
-        return {"ms": None, "time_ratio": None}
-    return {
-        "ms": round(statistics.median(times[name]) * 1000, 4),
-        "time_ratio": round(median_ratio(times[name], times["plain"]), 4),
-    }
+    with one_thread(), torch.inference_mode(), tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.onnx"
+        export_onnx(networks["compressed"], file, example)
+        rows["onnx"]["file_bytes"] = file.stat().st_size
+        networks["onnx"] = open_session(file)
+        sides = {name: partial(network, example) for name, network in networks.items()}
+        times = in_turn(sides, repeats)
+    for name, row in rows.items():
+        row["ms"] = round(statistics.median(times[name]) * 1000, 4)
+        over = statistics.median(ratios(times[name], times["plain"]))
+        row["time_ratio"] = round(over, 4)
 
 
 def _size_of(model: Any) -> int:

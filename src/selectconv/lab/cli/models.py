@@ -1,29 +1,29 @@
 """`selectconv models`: the zoo, its sizes beside the paper's figures."""
 
-from jsonargparse import Namespace
-from rich.table import Table
+from argparse import Namespace
 
-from selectconv.lab.cli.console import print_lines, wide_console
+from selectconv.lab.cli.output import print_json
 from selectconv.lab.cli.parser import Parser
 from selectconv.lab.zoo.paper import models_table
+from selectconv.tables import text_table
+
+EXAMPLES = [("selectconv models", "the networks, with parameters and multiply-adds")]
+_HEADS = ("model", "parameters", "paper", "multiply-adds", "paper's FLOPs", "selective", "shifts")
 
 
 def add_arguments(parser: Parser) -> None:
     """Add the verb's options."""
-    parser.add_argument("--json", action="store_true", help="print one JSON line per network")
+    parser.add_flag("--json", "print one JSON line per network")
 
 
-def run(options: Namespace) -> int:
+def run(options: Namespace) -> None:
     """Print the table."""
     rows = models_table()
     if options.json:
-        return print_lines(rows)
-    table = Table(title="Networks of the paper, 32x32 images (DenseNet-121, ResNet-50: 224x224)")
-    table.add_column("model")
-    for head in ("parameters", "paper", "multiply-adds", "paper's FLOPs", "selective", "shifts"):
-        table.add_column(head, justify="right")
-    for row in rows:
-        table.add_row(
+        print_json(rows)
+        return
+    cells = [
+        (
             row["name"],
             f"{row['params']:,}",
             row["paper_params"],
@@ -32,9 +32,8 @@ def run(options: Namespace) -> int:
             f"{row['selective_params']:,}",
             f"{row['shift_biases']:,}",
         )
-    console = wide_console(120)
-    console.print(table)
-    for row in rows:
-        if row["note"]:
-            console.print(f"{row['name']}: {row['note']}", highlight=False)
-    return 0
+        for row in rows
+    ]
+    print("Networks of the paper, 32x32 images (DenseNet-121, ResNet-50: 224x224)")
+    print(text_table([_HEADS, *cells], right=range(1, len(_HEADS))))
+    print(*(f"{row['name']}: {row['note']}" for row in rows if row["note"]), sep="\n")

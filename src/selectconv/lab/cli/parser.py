@@ -1,20 +1,19 @@
 """A verb's parser: what it refuses, it names in one line together with what is accepted.
 
-Values are checked by the code that uses them, so a flag, a line of YAML and an argument of Python
-are refused with the same words; the parser reads them as YAML and looks at nothing but the form.
+Importing this file imports nothing but the standard library: `--help` answers at once.
 """
 
 import argparse
 from collections.abc import Sequence
+from typing import NoReturn
 
-from jsonargparse import ArgumentError, ArgumentParser, Namespace
-
-from selectconv.checks import nearest
+from selectconv.checks import check_choice
 from selectconv.errors import UsageError
-from selectconv.lab.train.settings import whole
+
+Examples = Sequence[tuple[str, str]]  # a command, and what it is for
 
 
-class Parser(ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """The parser of one verb.
 
     Args:
@@ -23,58 +22,50 @@ class Parser(ArgumentParser):
         examples: the end of its help.
     """
 
-    def __init__(self, verb: str, description: str, examples: str) -> None:
-        self.verb = verb
+    def __init__(self, verb: str, description: str, examples: Examples) -> None:
         super().__init__(
             prog=f"selectconv {verb}",
             description=description[0].upper() + description[1:] + ".",
-            epilog=examples,
-            exit_on_error=False,
+            epilog=list_commands("examples:", examples),
             allow_abbrev=False,
-            # jsonargparse's repeats types and defaults.
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 
-    @property
-    def flags(self) -> list[str]:
-        """The flags that are accepted."""
-        names = [name for action in self._actions for name in action.option_strings]
-        return [name for name in names if name.startswith("--")]
-
-    def read(self, words: Sequence[str]) -> Namespace:
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse the words after the verb.
 
         Raises:
-            UsageError: a word is unknown, a value is missing, or an argument is.
+            UsageError: a value or an argument is missing, or is one too many.
+            ValueError: an unknown flag; the nearest one is named.
         """
-        for word in words:
-            flag = word.partition("=")[0].partition(".")[0]  # --model-options.growth_rate=8
-            if flag.startswith("--") and flag not in ("--", *self.flags):
-                raise UsageError(self._describe_unknown(flag))
-        needed = [action for action in self._actions if _is_needed(action)]
-        for action in needed:
-            action.required = False  # below, more is said about what is missing
-        try:
-            options = self.parse_args(words)
-        except ArgumentError as error:
-            raise UsageError(f"{error}; `{self.prog} --help` lists what is accepted.") from error
-        for action in needed:
-            if options[action.dest] in (None, []):
-                raise UsageError(f"`{self.verb}` needs `{action.dest}`: {action.help}.")
+        options, unknown = self.parse_known_args(words)
+        for word in unknown:
+            if word.startswith("--"):
+                flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+                check_choice("flag", word.partition("=")[0], flags)
+            self.error(f"unrecognized arguments: {word}")
         return options
 
-    def _describe_unknown(self, flag: str) -> str:
-        names = {known.removeprefix("--"): known for known in self.flags}
-        near = nearest(flag.strip("-").replace("_", "-"), names)
-        accepted = f"accepted are {', '.join(sorted(self.flags))}."
-        hint = f"did you mean {names[near]}?" if near else accepted
-        return f"unknown setting {flag!r}; {hint}"
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print."""
+        raise UsageError(f"{message}; `{self.prog} --help` lists what is accepted.")
+
+    def add_flag(self, name: str, help: str) -> None:
+        """Add a flag that is given or not."""
+        self.add_argument(name, action="store_true", help=help)
+
+    def add_count(self, name: str, help: str, default: int | None = None) -> None:
+        """Add a flag for a whole number of at least 1."""
+        self.add_argument(name, type=_read_count, default=default, metavar="N", help=help)
 
 
-def _is_needed(action: argparse.Action) -> bool:
-    return not action.option_strings and action.required
+def _read_count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return int(text)
 
 
-def check_whole(options: Namespace, name: str, least: int) -> None:
-    """Check that an option is a whole number of at least `least`."""
-    whole(least)(name, options[name])
+def list_commands(title: str, examples: Examples) -> str:
+    """Return a title, and a line for each command with what it is for."""
+    width = max(len(command) for command, _ in examples)
+    return "\n".join([title, *(f"  {command:{width}}  {text}" for command, text in examples)])

@@ -1,40 +1,37 @@
 """`selectconv report`: one self-contained page about runs."""
 
 import sys
+from argparse import Namespace
 from pathlib import Path
-
-from jsonargparse import Namespace
 
 from selectconv.errors import UsageError
 from selectconv.files import write_text
+from selectconv.lab.cli.output import check_file
 from selectconv.lab.cli.parser import Parser
-from selectconv.lab.cli.places import check_file
-from selectconv.lab.cli.signals import work_begins
-from selectconv.lab.train.run_folder import CONFIG, OWN
 from selectconv.tables import counted
+
+EXAMPLES = [
+    ("selectconv report runs/first", "write report.html"),
+    ("selectconv report runs --out all.html", "compare all runs below a folder"),
+]
 
 
 def add_arguments(parser: Parser) -> None:
     """Add the verb's options."""
+    parser.add_argument("dirs", nargs="+", help="folders of runs, or folders with runs below them")
     parser.add_argument(
-        "dirs", type=str, nargs="+", help="folders of runs, or folders with runs below them"
-    )
-    parser.add_argument(
-        "--out", type=str, default="report.html", help="file to write (default: report.html)"
+        "--out", metavar="FILE", default="report.html", help="file to write (default: report.html)"
     )
 
 
-def run(options: Namespace) -> int:
+def run(options: Namespace) -> None:
     """Write the page."""
     out = check_file(options.out)
-    if out.name in OWN and (out.parent / CONFIG).exists():
-        raise UsageError(f"{out} belongs to a run: choose another `out`.")
     from selectconv.lab.report.build import build_report
     from selectconv.lab.report.compare.groups import find_duplicates
     from selectconv.lab.report.runs.collect import collect
     from selectconv.lab.report.runs.examine import examine
 
-    work_begins()
     found = examine(collect([Path(folder) for folder in options.dirs]))
     if not found.runs:
         raise UsageError("no finished run to report: " + " ".join(found.left_out))
@@ -44,4 +41,3 @@ def run(options: Namespace) -> int:
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, page)
     print(f"{out}: {counted(len(found.runs), 'run')}, {len(page) / 1e6:.1f} MB")
-    return 0

@@ -1,77 +1,68 @@
 """`selectconv reproduce`: the runs of a table of the paper, the table, and a report."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
-from jsonargparse import Namespace
 from rich.console import Console
-from rich.table import Column, Table
 
 from selectconv.checks import check_choice, check_non_negative
 from selectconv.errors import RunError, UsageError
-from selectconv.lab.cli.parser import Parser, check_whole
-from selectconv.lab.cli.places import check_folder
-from selectconv.lab.cli.signals import work_begins
+from selectconv.lab.cli.output import check_folder
+from selectconv.lab.cli.parser import Parser
 from selectconv.lab.reproduce.grid import TABLES, Grid, PlannedRun, load_grid
 from selectconv.lab.reproduce.jobs import LOGS, RUNS, Outcome, find_state
 from selectconv.lab.reproduce.local_engine import run_local
 from selectconv.lab.train.folder_lock import locked
 from selectconv.lab.train.run_folder import RunFolder
-from selectconv.tables import counted
+from selectconv.tables import counted, text_table
 
+EXAMPLES = [
+    ("selectconv reproduce ablation", "check in a few minutes that everything runs"),
+    ("selectconv reproduce table1 --scale full --dry-run", "how long the paper's runs would take"),
+    ("selectconv reproduce ablation --scale reduced --jobs 2", "hours, two runs at a time"),
+    (
+        "selectconv reproduce table1 --scale reduced --only 'densenet40-cifar10-*'",
+        "one row of the table",
+    ),
+]
 ENGINES = ("local", "ray")
 
 
 def add_arguments(parser: Parser) -> None:
     """Add the verb's options."""
-    parser.add_argument("table", type=str, help=f"one of {', '.join(TABLES)}")
+    parser.add_argument("table", help=f"one of {', '.join(TABLES)}")
     parser.add_argument(
         "--scale",
-        type=str,
         default="smoke",
         help="full (the paper), reduced (hours on a small machine) or smoke (minutes, the default)",
     )
     parser.add_argument(
         "--only",
-        type=str | None,
-        default=None,
+        metavar="GLOB",
         help="only runs whose names match, such as 'densenet40-cifar10-*' for one row of a table; "
         "--dry-run lists the names (default: all)",
     )
     parser.add_argument(
-        "--engine",
-        type=str,
-        default="local",
-        help="local, or ray for a Ray cluster (default: local)",
+        "--engine", default="local", help="local, or ray for a Ray cluster (default: local)"
     )
-    parser.add_argument("--jobs", type=Any, default=1, help="number of runs at a time (default: 1)")
-    parser.add_argument("--gpus-per-run", type=Any, default=None, help="for ray: GPUs per run")
+    parser.add_count("--jobs", "number of runs at a time (default: 1)", 1)
+    parser.add_argument("--gpus-per-run", metavar="N", type=float, help="for ray: GPUs per run")
     parser.add_argument(
-        "--out",
-        type=str | None,
-        default=None,
-        help="folder to write into (default: reproduce/TABLE-SCALE)",
+        "--out", metavar="DIR", help="folder to write into (default: reproduce/TABLE-SCALE)"
     )
-    parser.add_argument(
-        "--no-run",
-        action="store_true",
-        help="train nothing; write the tables and the page of the runs that are finished",
+    parser.add_flag(
+        "--no-run", "train nothing; write the tables and the page of the runs that are finished"
     )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="list the runs and how long they would take, and stop",
-    )
+    parser.add_flag("--dry-run", "list the runs and how long they would take, and stop")
 
 
-def run(options: Namespace) -> int:
+def run(options: Namespace) -> None:
     """Carry out the runs of a grid, and write its tables."""
     grid = load_grid(options.table, options.scale)
     chosen = choose_runs(grid, options.only)
     check_choice("engine", options.engine, ENGINES)
-    check_whole(options, "jobs", 1)
     if options.gpus_per_run is not None:
         check_non_negative("gpus_per_run", options.gpus_per_run)
     default = Path("reproduce") / f"{grid.table}-{grid.scale}"
@@ -80,27 +71,22 @@ def run(options: Namespace) -> int:
         raise UsageError(
             "--dry-run and --no-run cannot be combined: list the runs, or write the tables."
         )
-    work_begins()
     console = Console(soft_wrap=True, highlight=False, markup=False)
-    if options.engine == "ray":
-        check_ray()
     if options.no_run:
         with locked(out):
             write_report(grid, out, {}, console)
-        return 0
-    if options.dry_run:
+    elif options.dry_run:
         show_plan(grid, chosen, out, options.jobs, console)
-        return 0
-    run_grid(
-        grid,
-        out,
-        chosen=chosen,
-        jobs=options.jobs,
-        console=console,
-        engine=options.engine,
-        gpus_per_run=options.gpus_per_run,
-    )
-    return 0
+    else:
+        run_grid(
+            grid,
+            out,
+            chosen=chosen,
+            jobs=options.jobs,
+            console=console,
+            engine=options.engine,
+            gpus_per_run=options.gpus_per_run,
+        )
 
 
 def choose_runs(grid: Grid, pattern: str | None) -> tuple[PlannedRun, ...]:
@@ -109,37 +95,13 @@ def choose_runs(grid: Grid, pattern: str | None) -> tuple[PlannedRun, ...]:
     Raises:
         UsageError: no name does.
     """
-    if pattern is None:
-        return grid.runs
-    chosen = tuple(run for run in grid.runs if fnmatchcase(run.name, pattern))
+    chosen = tuple(run for run in grid.runs if fnmatchcase(run.name, pattern or "*"))
     if not chosen:
         raise UsageError(
             f"`only` {pattern!r} matches no run of {grid.table}, {grid.scale}: names are like "
             f"{grid.runs[0].name}, and * stands for any characters; --dry-run lists the names."
         )
     return chosen
-
-
-def find_states(runs: Iterable[PlannedRun], out: Path) -> dict[str, str]:
-    """Return the state of each run.
-
-    Raises:
-        UsageError: a folder holds a run with other settings.
-    """
-    try:
-        return {run.name: find_state(run, out) for run in runs}
-    except RunError as error:
-        raise UsageError(str(error)) from error
-
-
-def check_ray() -> None:
-    """Refuse to start if Ray is not installed."""
-    from selectconv.lab.reproduce.ray_engine import import_ray
-
-    try:
-        import_ray()
-    except RunError as error:
-        raise UsageError(str(error)) from error
 
 
 def run_grid(
@@ -168,70 +130,52 @@ def run_grid(
         RunError: a run failed.
         KeyboardInterrupt: the user interrupted; the tables of what is finished are written.
     """
+    from selectconv.lab.cli.display import build_bar  # imports torch
+    from selectconv.lab.reproduce.ray_engine import import_ray, run_ray
+
+    if engine == "ray":
+        import_ray()  # before the folder is made
     chosen = grid.runs if chosen is None else chosen
+    with locked(out), build_bar(console, "runs") as bar:
+        states = {run.name: find_state(run, out) for run in chosen}
+        done = list(states.values()).count("done")
+        console.print(f"{grid.title}. {grid.note}")
+        console.print(f"{counted(len(chosen), 'run')}, {done} done; {out}")
+        problems = {run.name: run.problem for run in chosen if run.problem is not None}
+        for name, problem in problems.items():
+            console.print(f"{name} cannot run: {problem}")
+        left = [run for run in chosen if states[run.name] in ("new", "resume")]
+        task = bar.add_task("", total=len(left))
 
-    def launch(left: list[PlannedRun], tell: Callable[[Outcome], None]) -> None:
-        from selectconv.lab.cli.live import LiveRuns  # imports torch
+        def tell(outcome: Outcome) -> None:
+            bar.advance(task)
+            word = "done" if outcome.problem is None else f"failed: {outcome.problem}"
+            console.print(f"{outcome.name} {word}")
+            if outcome.problem is not None:
+                problems[outcome.name] = outcome.problem
 
-        with LiveRuns(left, out, jobs, console) as live:
+        try:
             if engine == "ray":
-                from selectconv.lab.reproduce.ray_engine import run_ray
-
-                run_ray(left, out, jobs, tell, live.watch, gpus_per_run=gpus_per_run)
+                run_ray(left, out, jobs, tell, gpus_per_run=gpus_per_run)
             else:
-                run_local(left, out, jobs, tell, live.watch)
-
-    with locked(out):
-        _carry_out(grid, chosen, find_states(chosen, out), out, console, launch)
-
-
-def _carry_out(
-    grid: Grid,
-    chosen: Sequence[PlannedRun],
-    states: Mapping[str, str],
-    out: Path,
-    console: Console,
-    launch: Callable[[list[PlannedRun], Callable[[Outcome], None]], None],
-) -> None:
-    console.print(f"{grid.title}. {grid.note}")
-    console.print(
-        f"{counted(len(chosen), 'run')}, {list(states.values()).count('done')} done; {out}"
-    )
-    problems = {run.name: run.problem for run in chosen if run.problem is not None}
-    for name, problem in problems.items():
-        console.print(f"{name} cannot run: {problem}")
-    left = [run for run in chosen if states[run.name] in ("new", "resume")]
-    ended = 0
-
-    def tell(outcome: Outcome) -> None:
-        nonlocal ended
-        ended += 1
-        word = "done" if outcome.problem is None else f"failed: {outcome.problem}"
-        console.print(f"[{ended}/{len(left)}] {outcome.name} {word}")
-        if outcome.problem is not None:
-            problems[outcome.name] = outcome.problem
-
-    try:
-        launch(left, tell)
-    except KeyboardInterrupt:
-        console.print("interrupted: writing the tables of the finished runs")
-        write_report(grid, out, problems, console)
-        raise KeyboardInterrupt(
-            "interrupted; the same command continues where it stopped."
-        ) from None
-    known = write_report(grid, out, problems, console)
-    problems = {name: why for name, why in known.items() if name in states}
-    if problems:
-        named = ", ".join(problems)
+                run_local(left, out, jobs, tell)
+        except KeyboardInterrupt:
+            console.print("interrupted: writing the tables of the finished runs")
+            write_report(grid, out, problems, console)
+            words = "interrupted; the same command continues where it stopped."
+            raise KeyboardInterrupt(words) from None
+        known = write_report(grid, out, problems, console)
+    failed = [name for name in known if name in states]
+    if failed:
         raise RunError(
-            f"{len(problems)} of {len(chosen)} runs failed: {named}; their output is in "
+            f"{len(failed)} of {len(chosen)} runs failed: {', '.join(failed)}; their output is in "
             f"{out / LOGS}. To try again, run the same command. To repeat a run that is done but "
             "damaged, delete its folder first."
         )
 
 
 def write_report(
-    grid: Grid, out: Path, problems: Mapping[str, str | None], console: Console
+    grid: Grid, out: Path, problems: dict[str, str], console: Console
 ) -> dict[str, str]:
     """Write the grid's tables and its page from what is finished.
 
@@ -249,9 +193,9 @@ def write_report(
         for run in grid.runs
         if run.name in found.reasons and RunFolder(out / RUNS / run.name).status() == "done"
     }
-    known = {**damaged, **{name: why for name, why in problems.items() if why is not None}}
     for name, why in damaged.items():
         console.print(f"{name} is done but cannot be reported: {why}")
+    known = damaged | problems
     page, tables = build_report(
         found,
         title=grid.title,
@@ -276,19 +220,14 @@ def show_plan(
     from selectconv.lab.reproduce.local_engine import threads_of
     from selectconv.lab.train.estimate import describe_duration
 
-    states = find_states(chosen, out)
+    states = {run.name: find_state(run, out) for run in chosen}
     seconds = estimate_seconds(chosen, threads_of(jobs))
-    table = Table(
-        Column("run", no_wrap=True, overflow="ignore"),
-        "state",
-        Column("takes about", no_wrap=True),
-        box=None,
-    )
+    lines = [("run", "state", "takes about")]
     for run in chosen:
         takes = describe_duration(seconds[run.name]) if run.name in seconds else run.problem
-        table.add_row(run.name, states[run.name], takes)
+        lines.append((run.name, states[run.name], takes or ""))
     console.print(f"{grid.title}. {grid.note}")
-    console.print(table)
+    console.print(text_table(lines, right=()))
     left = sum(seconds[name] for name in seconds if states[name] != "done") / jobs
     console.print(
         f"{counted(len(chosen), 'run')} into {out}, {jobs} at a time on this machine: "

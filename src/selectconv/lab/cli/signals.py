@@ -1,34 +1,55 @@
-"""Ctrl-C and SIGTERM while the command starts: one line, and the process ends at once.
+"""Ctrl-C and SIGTERM: while a command works they raise, so that it can clean up after itself.
 
-An exception in the middle of an import is sometimes swallowed by it, and leaves half a module.
-Nothing but the standard library is imported here, so that this comes first.
+An exception in the middle of an import is sometimes swallowed by it, and leaves half a module:
+there, the process ends at once.
 """
 
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
-# The words and the exit code; a training that SIGTERM stops has failed, too.
-_ENDS = {signal.SIGINT: ("interrupted.", 130), signal.SIGTERM: ("stopped by SIGTERM.", 1)}
+from selectconv.errors import RunError
+
+_NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
-def leave_at_once() -> None:
-    """Let both signals end the process with a line, until a verb's work begins."""
+@contextmanager
+def raised() -> Iterator[None]:
+    """Raise KeyboardInterrupt on Ctrl-C, and RunError on SIGTERM, while the block runs."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    before = {number: signal.signal(number, _raise) for number in _NUMBERS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def ignore() -> None:
+    """Let neither cut off what the process still has to say, until `raised` ends."""
     if threading.current_thread() is threading.main_thread():
-        for number in _ENDS:
-            signal.signal(number, _leave)
+        for number in _NUMBERS:
+            signal.signal(number, signal.SIG_IGN)
 
 
-def work_begins() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt again: what was imported can clean up after itself.
+def _raise(number: int, frame: FrameType | None) -> None:
+    words, code = "interrupted.", 130
+    if number == signal.SIGTERM:
+        words, code = f"stopped by SIGTERM{_reason()}; trainings continue with --resume.", 1
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            os.write(2, f"selectconv: {words}\n".encode())
+            os._exit(code)
+        frame = frame.f_back
+    raise KeyboardInterrupt if code == 130 else RunError(words)
 
-    Nothing is changed where the command was called from Python.
-    """
-    if signal.getsignal(signal.SIGINT) is _leave:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
-
-def _leave(number: int, frame: object) -> None:
-    words, code = _ENDS[signal.Signals(number)]
-    os.write(2, f"selectconv: {words}\n".encode())
-    os._exit(code)
+def _reason() -> str:
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return ""
+    return ", which torchrun sends when another process of the run has died"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from selectconv.errors import RunError
+from selectconv.errors import RunError, UsageError
 from selectconv.files import write_text
 from selectconv.lab.reproduce.grid import PlannedRun
 from selectconv.lab.train.config import resolve
@@ -38,7 +38,7 @@ def find_state(run: PlannedRun, out: Path) -> str:
     """Return whether a run is `done`, can `resume`, is `new`, or `cannot` run.
 
     Raises:
-        RunError: its folder holds a run with other settings.
+        UsageError: its folder holds a run with other settings.
     """
     if run.problem is not None:
         return "cannot"
@@ -48,14 +48,16 @@ def find_state(run: PlannedRun, out: Path) -> str:
     try:
         saved = resolve(folder.read_config()).to_dict()  # settings it is too old to have: defaults
     except RunError as error:
-        raise RunError(
+        raise UsageError(
             f"{error} Delete {folder.path} to run it again, or choose another --out."
         ) from error
     except (TypeError, ValueError) as error:
-        raise RunError(f"{folder.path} holds a run written by another version: {error}") from error
+        raise UsageError(
+            f"{folder.path} holds a run written by another version: {error}"
+        ) from error
     for key, wanted in run.config.to_dict().items():
         if saved[key] != wanted:
-            raise RunError(
+            raise UsageError(
                 f"{folder.path} holds a run with {key} {saved[key]!r}, wanted {wanted!r}: choose "
                 "another --out."
             )

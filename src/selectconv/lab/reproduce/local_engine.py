@@ -24,7 +24,6 @@ def run_local(
     out: Path,
     jobs: int,
     report: Callable[[Outcome], None],
-    watch: Callable[[Sequence[PlannedRun]], None] = lambda running: None,
 ) -> None:
     """Run them all, `jobs` at a time.
 
@@ -33,7 +32,6 @@ def run_local(
         out: folder of the grid.
         jobs: processes at a time; the cores are shared out among them.
         report: called with the outcome of each run.
-        watch: called again and again with the runs that are under way.
     """
     threads = threads_of(jobs)
     environment = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads)}
@@ -44,7 +42,6 @@ def run_local(
             while waiting and len(running) < jobs:
                 run = waiting.pop(0)
                 running.append((run, start(run, out, environment)))
-            watch([run for run, _ in running])
             time.sleep(_POLL_S)
             for run, process in list(running):
                 if process.poll() is not None:

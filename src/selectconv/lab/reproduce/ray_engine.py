@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from selectconv.errors import RunError
+from selectconv.errors import RunError, UsageError
 from selectconv.extras import import_extra
 from selectconv.lab.reproduce.grid import PlannedRun
 from selectconv.lab.reproduce.jobs import Outcome, conclude, start
@@ -25,7 +25,6 @@ def run_ray(
     out: Path,
     jobs: int,
     report: Callable[[Outcome], None],
-    watch: Callable[[Sequence[PlannedRun]], None] = lambda running: None,
     *,
     gpus_per_run: float | None = None,
 ) -> None:
@@ -36,7 +35,6 @@ def run_ray(
         out: folder of the grid, which every node sees.
         jobs: runs at a time.
         report: called with the outcome of each run.
-        watch: called again and again with the runs that are under way.
         gpus_per_run: GPUs that Ray reserves for a run. None: one if the cluster has any.
 
     Raises:
@@ -59,7 +57,6 @@ def run_ray(
                 run = waiting.pop(0)
                 reference = task.options(name=run.name).remote(asdict(run), str(out.absolute()))
                 running[reference] = run
-            watch(list(running.values()))
             for reference in ray.wait(list(running), timeout=_POLL_S)[0]:
                 run = running.pop(reference)
                 report(_result(ray, reference, run))
@@ -72,9 +69,9 @@ def import_ray() -> Any:
     """Return the package, whose types are partly missing.
 
     Raises:
-        RunError: it is not installed.
+        UsageError: it is not installed.
     """
-    return import_extra("ray", "`--engine ray`", "selectconv[ray]", error=RunError)
+    return import_extra("ray", "`--engine ray`", "selectconv[ray]", error=UsageError)
 
 
 def _run_one(run: dict[str, Any], out: str) -> dict[str, Any]:

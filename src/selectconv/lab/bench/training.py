@@ -1,0 +1,182 @@
+"""`selectconv bench step` and `alloc`: what selectivity costs a training."""
+
+import copy
+import multiprocessing
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selectconv.allocate.allocator import ChannelAllocator
+from selectconv.allocate.param_groups import param_groups
+from selectconv.core.models import selective_layers
+from selectconv.lab.bench.subject import KINDS, LAYOUTS, Subject, training_step
+from selectconv.lab.bench.timing import Rows, compare, in_turn, ratios, row
+from selectconv.lab.data.image_set import ImageSet
+from selectconv.lab.data.registry import Splits, dataset_info
+from selectconv.lab.train.config import resolve
+from selectconv.lab.train.estimate import reallocate
+from selectconv.lab.train.evaluation import Batches
+from selectconv.lab.train.loop import Training, build_fabric
+from selectconv.lab.zoo import create_model
+from selectconv.lab.zoo.blocks import norm_relu_conv
+
+_STEPS = 2  # of the trainer: long enough to time, short enough to alternate often
+_WEAK = 0.3
+_STATUS = Path("/proc/self/status")
+
+
+class Silent:
+    """A display that shows nothing."""
+
+    def batches(self, loader: Any, epoch: int, what: str) -> Batches:
+        """Pass the batches through."""
+        batches: Batches = loader.epoch(epoch)
+        return batches
+
+    def epoch_done(self, row: dict[str, Any], report: Any) -> None:
+        """Show nothing."""
+
+
+def measure_step(subject: Subject, repeats: int, runtime: str = "eager") -> Rows:
+    """Time a training step of the plain and the selective network in turn.
+
+    In eager mode both layouts are measured; compiling takes minutes. Of the default subject, the
+    trainer's speed, memory and single layers follow.
+    """
+    rows = []
+    is_compiled = runtime == "compile"
+    about = f"{subject.model}, {'compiled ' if is_compiled else ''}training step"
+    for layout in ("NCHW",) if is_compiled else LAYOUTS:
+        images = subject.draw_images(layout)
+        sides = {
+            words: training_step(subject.build_network(kind, layout), images, compile=is_compiled)
+            for kind, words in KINDS.items()
+        }
+        rows += compare("step", f"{about}, {layout}", sides, repeats)
+    if subject == Subject():
+        rows += measure_trainer(subject, repeats, runtime)
+        rows += measure_memory(subject)
+        rows += measure_layers(repeats)
+    return rows
+
+
+def measure_trainer(subject: Subject, repeats: int, runtime: str = "eager") -> Rows:
+    """Time a network's training: `selectconv train --method plain` against a plain loop.
+
+    The plain loop is what one writes first: eager, NCHW, the same network, optimizer and images,
+    already augmented. The trainer's side includes its data pipeline.
+    """
+    torch.manual_seed(0)
+    info = dataset_info("cifar10")
+    images = torch.randint(256, (subject.batch_size * _STEPS, *info.shape), dtype=torch.uint8)
+    every = ImageSet(images, torch.randint(info.num_classes, (len(images),)))
+    settings = {"model": subject.model, "method": "plain", "data": "cifar10", "device": "cpu"}
+    is_compiled = runtime == "compile"
+    config = resolve({**settings, "batch_size": subject.batch_size, "compile": is_compiled})
+    training = Training(config, build_fabric(config), Splits(info, every, every))
+    augmented, _ = next(iter(training.train_loader.epoch(0)))
+    step = training_step(create_model(subject.model), augmented.contiguous())
+    sides = {
+        "plain": lambda: [step() for _ in range(_STEPS)],
+        "trainer": lambda: training.train_epoch(0, Silent()),
+    }
+    plain, ours = in_turn(sides, repeats).values()
+    command = "selectconv train --method plain" + (" --compile" if is_compiled else "")
+    return [
+        row("step", "trainer: plain eager NCHW loop", [t / _STEPS * 1e3 for t in plain], "ms"),
+        row("step", f"trainer: {command}", [t / _STEPS * 1e3 for t in ours], "ms"),
+        row("step", "trainer: speed over the plain loop", ratios(plain, ours), "x"),
+    ]
+
+
+def measure_memory(subject: Subject) -> Rows:
+    """Compare the peak memory of training steps, each network in a process of its own.
+
+    Nothing is measured where the system, if not Linux, does not tell.
+    """
+    if not _STATUS.exists():
+        return []
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        plain, moved = (pool.apply(_grow, (subject, kind)) for kind in ("plain", "moved"))
+    return [
+        row("step", "peak memory of a step: plain", [plain / 1024], "MiB"),
+        row("step", f"peak memory of a step: {KINDS['moved']} / plain", [moved / plain], "x"),
+    ]
+
+
+def _grow(subject: Subject, kind: str) -> int:
+    """Return how much memory steps take at most, in KiB, beyond what this process had before."""
+    step = training_step(subject.build_network(kind), subject.draw_images())
+    before = _read_memory("VmRSS")
+    step()
+    step()
+    return _read_memory("VmHWM") - before
+
+
+def _read_memory(what: str) -> int:
+    words = _STATUS.read_text(encoding="ascii").split()
+    return int(words[words.index(f"{what}:") + 1])
+
+
+def measure_layers(repeats: int) -> Rows:
+    """Time a 1x1 layer with 20% of its slots moved over a plain one, from 64 to 1024 inputs."""
+    rows = []
+    for channels in (64, 256, 1024):
+        torch.manual_seed(0)
+        plain = norm_relu_conv(channels, 48, 1, realloc=None)
+        moved = norm_relu_conv(channels, 48, 1, realloc="pointwise")
+        for layer in selective_layers(moved).values():
+            reallocate(layer, 0.2, torch.Generator().manual_seed(0))
+        x = torch.randn(16, channels, 16, 16, requires_grad=True)
+        about = f"{channels} inputs, 1x1, 20% moved"
+        for words, ours, theirs in (
+            ("layer / conv", moved.conv, plain.conv),
+            ("behind BN and ReLU / plain", moved, plain),
+        ):
+            sides = {"ours": _both_passes(ours, x), "plain": _both_passes(theirs, x)}
+            times = in_turn(sides, 3 * repeats)
+            over = ratios(times["ours"], times["plain"])
+            rows.append(row("step", f"{about}: {words}", over, "x"))
+    return rows
+
+
+def _both_passes(module: nn.Module, x: Tensor) -> Callable[[], object]:
+    """Return forward and backward of a module."""
+
+    def run() -> None:
+        module(x).sum().backward()
+        x.grad = None
+
+    return run
+
+
+def measure_alloc(subject: Subject, repeats: int, runtime: str = "eager") -> Rows:
+    """Time one de- and re-allocation pass over a network with 30% weak slots."""
+    network = subject.build_network("fresh")
+    with torch.no_grad():
+        network(subject.draw_images()[:2])  # for inputs whose mean is observed
+        generator = torch.Generator().manual_seed(0)
+        for layer in selective_layers(network).values():
+            slots = torch.randperm(layer.in_channels, generator=generator)
+            layer.weight[:, slots[: int(_WEAK * layer.in_channels)]] *= 1e-9
+    seconds = []
+    for _ in range(repeats + 1):
+        fresh = copy.deepcopy(network)
+        optimizer = torch.optim.SGD(param_groups(fresh), lr=0.1, momentum=0.9, weight_decay=1e-4)
+        for parameter in fresh.parameters():
+            optimizer.state[parameter]["momentum_buffer"] = torch.ones_like(parameter)
+        allocator = ChannelAllocator(fresh, optimizer, total_epochs=2, max_copies=None)
+        started = time.process_time()
+        report = allocator.step(0)
+        seconds.append(time.process_time() - started)
+    closed = sum(map(len, report.deallocated.values()))
+    opened = sum(map(len, report.reallocated.values()))
+    case = f"{subject.model}, {closed} slots closed, {opened} re-opened"
+    return [
+        row("alloc", f"{case}: first call", seconds[:1], "s"),
+        row("alloc", f"{case}: later calls", seconds[1:], "s"),
+    ]

@@ -1,0 +1,66 @@
+"""`selectconv eval`: error and loss of a run's weights on the test set."""
+
+import json
+from argparse import Namespace
+
+from rich.console import Console
+
+from selectconv.errors import UsageError
+from selectconv.lab.cli.parser import Parser
+
+EXAMPLES = [
+    ("selectconv eval runs/first", "error and loss on the test images"),
+    ("selectconv eval runs/first --holdout", "the same on all images that were not trained on"),
+]
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add the verb's options."""
+    parser.add_argument("dir", help="folder of the run")
+    parser.add_flag("--best", "use the weights with the lowest test error")
+    parser.add_flag("--holdout", "test on every image that was not trained on")
+    parser.add_argument("--data-root", metavar="DIR", help="folder of the data set")
+    parser.add_flag("--json", "print one JSON line")
+
+
+def run(options: Namespace) -> None:
+    """Evaluate."""
+    from selectconv.lab.cli.display import RunDisplay
+    from selectconv.lab.data.registry import describe_lack, load_dataset
+    from selectconv.lab.train.device import settings_for_testing
+    from selectconv.lab.train.evaluation import Evaluation
+    from selectconv.lab.train.loop import build_fabric
+    from selectconv.lab.train.network import load_run
+    from selectconv.lab.train.run_data import check_same_images
+
+    trained = load_run(options.dir, best=options.best)
+    config = settings_for_testing(trained.config)
+    splits = load_dataset(
+        config.data,
+        options.data_root or config.data_root,
+        subset=config.subset,
+        test_subset=config.test_subset,
+        image_size=trained.info.shape[1] if trained.info.classes else config.image_size,
+        holdout=options.holdout,
+    )
+    if splits.test is None:
+        raise UsageError(f"`eval` needs test images: {describe_lack(splits.info)}")
+    # What was not trained on depends on the number of images that a part was drawn from.
+    names = ("num_train", "shape") if options.holdout and config.subset else ("shape",)
+    check_same_images(trained.info, splits.info, *names, remedy="pass --data-root")
+    evaluation = Evaluation(config, build_fabric(config), splits)
+    evaluation.wrapped = evaluation.fabric.setup_module(trained.model)
+    display = RunDisplay(config, Console(quiet=True))
+    if options.holdout:
+        result = evaluation.evaluate_holdout(display)
+        words = (
+            f"error {result['error']:.2f} %, loss {result['loss']:.4f} on the {result['images']:,} "
+            "images that were not trained on"
+        )
+    else:
+        loss, wrong = evaluation.evaluate(display, 0)
+        result = {"test_loss": loss, "test_error": wrong}
+        words = f"test error {wrong:.2f} %, test loss {loss:.4f}"
+    if evaluation.fabric.global_rank == 0:
+        row = {"weights": trained.weights.name, **result}
+        print(json.dumps(row) if options.json else f"{trained.weights}: {words}")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from forked import serving
+from forked import Forked
 from selectconv.lab.train.run_folder import METRICS, RunFolder
 
 SCRIPT = Path(__file__).parents[1] / "support" / "small_run.py"
@@ -36,14 +36,9 @@ def free_port():
         return server.getsockname()[1]
 
 
-@pytest.fixture
-def server(tmp_path):
-    with serving(tmp_path) as server:
-        yield server
-
-
 @pytest.mark.timeout(400)  # seconds alone, minutes on busy cores
-def test_two_processes_agree_and_survive_the_death_of_one(server, tmp_path):
+def test_two_processes_agree_and_survive_the_death_of_one(tmp_path):
+    server = Forked(tmp_path)
     digests = str(tmp_path / "digests")
     whole = server.run_ranks(tmp_path / "whole", "--digests", digests, port=free_port())
     assert [rank.returncode for rank in whole] == [0, 0], whole

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 import selectconv as sc
-from forked import serving
+from forked import Forked
 from selectconv.errors import RunError
 from selectconv.lab.train.checkpoint import load_checkpoint
 from selectconv.lab.train.run_folder import ALLOCATION, BEST, CHECKPOINT, LAST, METRICS, RunFolder
@@ -20,8 +20,7 @@ CLOCKS = ("seconds", "images_per_second")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("said")) as server:
-        yield server.run
+    return Forked(tmp_path_factory.mktemp("said")).run
 
 
 def metrics_of(folder):

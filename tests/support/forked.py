@@ -1,21 +1,21 @@
-"""Processes that start in no time: one process imports `small_run`, and forks for each run.
+"""Processes that start in no time: children of a server that has imported `small_run` already.
 
 Most of a run of seconds is its imports. The server computes nothing before it forks, so the
 children start as fresh processes do.
 """
 
-import contextlib
-import json
+import multiprocessing
 import os
-import signal
-import subprocess
 import sys
-import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 
+import pytest
+
 SUPPORT = Path(__file__).parent
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["small_run"])
 
 
 @dataclass
@@ -27,86 +27,51 @@ class Ended:
     stderr: str
 
 
-class Server:
-    """Runs `small_run` in children of one process."""
+class Forked:
+    """Runs `small_run` in forked children; what they say goes to files of a folder."""
 
-    def __init__(self, process: subprocess.Popen, folder: Path) -> None:
-        self.process, self.folder, self.count = process, folder, 0
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.count = folder, 0
 
     def run(self, *arguments: object) -> Ended:
         """Run it alone."""
-        return self._ask([[*arguments]], [{}])[0]
+        return self._run(arguments, [{}])[0]
 
     def run_ranks(self, *arguments: object, port: int) -> list[Ended]:
         """Run it as two ranks, as a launcher does."""
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GROUP_RANK": "0"}
         shared |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "forked"}
-        ranks = [{**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
-        return self._ask([[*arguments]] * 2, ranks)
+        return self._run(arguments, [{**shared, "RANK": r, "LOCAL_RANK": r} for r in ("0", "1")])
 
-    def _ask(self, runs: list[list[object]], environments: list[dict[str, str]]) -> list[Ended]:
-        jobs = []
-        for arguments, environment in zip(runs, environments, strict=True):
-            self.count += 1
-            said = str(self.folder / f"said-{self.count}")
-            jobs.append(([str(word) for word in arguments], environment, said))
-        self.process.stdin.write(json.dumps(jobs) + "\n")
-        self.process.stdin.flush()
-        codes = json.loads(self.process.stdout.readline())
+    def _run(self, arguments: tuple[object, ...], environments: list[dict[str, str]]):
+        self.count += 1
+        words = [str(word) for word in arguments]
+        said = [self.folder / f"said-{self.count}-{rank}" for rank in range(len(environments))]
+        children = [
+            CONTEXT.Process(target=_become, args=(words, environment, str(path)))
+            for environment, path in zip(environments, said, strict=True)
+        ]
+        with pytest.MonkeyPatch.context() as patch:  # for the server, which starts with the first
+            path = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
+            patch.setenv("PYTHONPATH", path)
+            for child in children:
+                child.start()
+        while alive := [child.sentinel for child in children if child.exitcode is None]:
+            wait(alive)
+            if any(child.exitcode for child in children):  # the others would wait for it
+                for child in children:
+                    child.kill()
         return [
-            Ended(code, Path(f"{said}.out").read_text(), Path(f"{said}.err").read_text())
-            for code, (_, _, said) in zip(codes, jobs, strict=True)
+            Ended(child.exitcode, Path(f"{path}.out").read_text(), Path(f"{path}.err").read_text())
+            for child, path in zip(children, said, strict=True)
         ]
 
 
-@contextlib.contextmanager
-def serving(folder: Path) -> Iterator[Server]:
-    """Start a server, and end it."""
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        [sys.executable, __file__], stdin=pipe, stdout=pipe, text=True
-    ) as process:
-        yield Server(process, folder)
-    assert process.returncode == 0
-
-
-def _serve() -> None:
-    sys.path.insert(0, str(SUPPORT))
-    import small_run
-
-    for line in sys.stdin:
-        children = [_fork(small_run.main, *job) for job in json.loads(line)]
-        codes: dict[int, int] = {}
-        while len(codes) < len(children):
-            child, status = os.wait()
-            codes[child] = os.waitstatus_to_exitcode(status)
-            if codes[child]:  # the others would wait for it
-                for other in set(children) - set(codes):
-                    os.kill(other, signal.SIGKILL)
-        print(json.dumps([codes[child] for child in children]), flush=True)
-
-
-def _fork(main, arguments, environment, said) -> int:
-    child = os.fork()
-    if child:
-        return child
+def _become(words: list[str], environment: dict[str, str], said: str) -> None:
     for stream, number in (("out", 1), ("err", 2)):
         os.dup2(os.open(f"{said}.{stream}", os.O_WRONLY | os.O_CREAT), number)
     os.environ.update(environment)
-    sys.argv[1:] = arguments
-    code = 1
-    try:
-        main()
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    sys.argv[1:] = words
+    import small_run
 
-
-if __name__ == "__main__":
-    _serve()
+    small_run.main()

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 import selectconv as sc
 from selectconv.deploy.onnx import open_session
 from soak.driver import DIFFERENT, FOREIGN, Ended, Wrong
-from soak.random_network import Builder
+from soak.random_network import Builder, sum_of_squares
 
 TITLE = "random networks: convert, train, allocate, compress, save, load, ONNX"
 WANTED = "the same outputs after each step, or a refusal that says why"
@@ -29,31 +29,9 @@ def trial(number: int, draw: random.Random, scratch: Path) -> Ended:
     warnings.simplefilter("ignore")
     builder = Builder(draw)
     model, x = builder.network()
-    while not _can_train(model, x):
-        builder.used.clear()
-        model, x = builder.network()
     walk = Walk(model, x, what=f"{builder.dims}-D: {', '.join(builder.used)}")
     gamma = draw.choice((0.1, 0.3, 0.6))
     return walk.all_the_way(scratch, gamma, draw.choice((None, None, 4)))
-
-
-def _can_train(model: nn.Module, x: Tensor) -> bool:
-    """Fill batch norm's statistics; return whether there are gradients.
-
-    There are none where a sum is written into what a sigmoid needs again.
-    """
-    try:
-        _sum_of_squares(model.train()(x)).backward()
-    except RuntimeError:
-        return False
-    model.zero_grad()
-    return True
-
-
-def _sum_of_squares(values: Any) -> Tensor:
-    """Return a loss for any kind of output."""
-    tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor)]
-    return torch.stack([value.float().square().mean() for value in tensors]).sum()
 
 
 def outputs(model: nn.Module, x: Tensor) -> list[Tensor]:
@@ -158,7 +136,7 @@ class Walk:
         allocator = sc.ChannelAllocator(self.model, optimizer, total_epochs=4, gamma=gamma)
         for epoch in range(2):
             optimizer.zero_grad()
-            _sum_of_squares(self.model.train()(self.x)).backward()
+            sum_of_squares(self.model.train()(self.x)).backward()
             optimizer.step()
             if epoch == 0:
                 report = allocator.step(0)

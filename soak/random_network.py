@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 CLASSES = 5
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -21,6 +22,12 @@ ACTIVATIONS: tuple[Callable[[], nn.Module], ...] = (
 FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (
     torch.relu, F.relu, F.silu, F.hardswish, lambda x: x.relu(), torch.sigmoid, F.gelu,
 )  # fmt: skip
+
+
+def sum_of_squares(values: Any) -> Tensor:
+    """Return a loss for any kind of output."""
+    tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+    return torch.stack([value.float().square().mean() for value in tensors]).sum()
 
 
 class Block(nn.Module):
@@ -52,7 +59,21 @@ class Builder:
         self.used: list[str] = []
 
     def network(self) -> tuple[nn.Module, Tensor]:
-        """Return a network and a batch for it."""
+        """Return a network that can be trained, its norms' statistics filled, and a batch for it.
+
+        There are no gradients where a sum is written into what a sigmoid needs again.
+        """
+        while True:
+            self.used.clear()
+            model, x = self._network()
+            try:
+                sum_of_squares(model.train()(x)).backward()
+            except RuntimeError:
+                continue
+            model.zero_grad()
+            return model, x
+
+    def _network(self) -> tuple[nn.Module, Tensor]:
         draw, channels = self.draw, self.draw.choice((8, 12, 16, 24))
         shape = [self.size + draw.choice((0, 0, 1, 3)) for _ in range(self.dims)]
         blocks: list[nn.Module] = [CONVS[self.dims](self.inputs, channels, 3, padding=1)]

@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from test_agreement import RANKS, spawn
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import selectconv as sc
 from architectures import ARCHITECTURES, CLASSES
+from ranks import RANKS, spawn
 from tiny_models import assert_same, select_layers
 
 NAMES = ("residual, grouped", "dense, norms that activate", "shuffle")

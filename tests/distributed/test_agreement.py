@@ -176,7 +176,6 @@ def test_a_budget_is_rank_0s(agreed):
     assert_same(second, first)
     assert all(first["reports"])
     assert any(layer["opened"] for layer in first["reports"][0].values())
-    assert first["state"]["budget"]["gamma"] is not None
     assert first["params"] == pytest.approx(0.5 * first["dense"], rel=0.01)
 
 

@@ -5,42 +5,29 @@ followers, and on what the optimizer remembers of re-opened slots. It owns no lo
 and never calls the optimizer.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
 from typing import Any, overload
 
 import torch
 from torch import nn
 
-from selectconv.allocate.agreement import agree, in_process_group
-from selectconv.allocate.allocator_state import STATE_VERSION, read_state, warn_of_changes
-from selectconv.allocate.auto_gamma import AutoGamma
+from selectconv.allocate.agreement import Decided, agree
 from selectconv.allocate.averages import UnnamedAverages
-from selectconv.allocate.budget import Budget, check_targets
-from selectconv.allocate.decision import Decision
-from selectconv.allocate.log import Log, read_log
+from selectconv.allocate.budget import Budget
+from selectconv.allocate.decision import decide
 from selectconv.allocate.optimizer_state import decays
 from selectconv.allocate.preview import GammaTable, tabulate_gammas
 from selectconv.allocate.replicas import Replicas
-from selectconv.allocate.report import AllocationReport
-from selectconv.checks import (
-    check_choice,
-    check_count,
-    check_fraction,
-    check_gamma,
-    check_seed,
-    warn,
-)
-from selectconv.core.allocation import ReallocRule
-from selectconv.core.damage import DAMAGES
+from selectconv.allocate.report import AllocationReport, Log, read_log
+from selectconv.allocate.settings import AllocatorState, Settings
+from selectconv.checks import check_count, check_seed, warn
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import count_slots, selective_layers, unwrap
 from selectconv.core.plan import AllocationPlan
 from selectconv.core.threads import one_thread
 from selectconv.errors import AllocationError
 from selectconv.graph.example import as_arguments
-
-MODES = ("select", "zero", "random", "dealloc", "shift", "none")
 
 
 class ChannelAllocator:
@@ -106,68 +93,54 @@ class ChannelAllocator:
         example_input: Any = None,
         followers: Iterable[nn.Module] = (),
     ) -> None:
-        self.total_epochs = check_count("total_epochs", total_epochs, 1)
-        self.gamma = check_gamma("gamma", gamma)
-        self.stop_at = check_fraction("stop_at", stop_at)
-        self.grace = check_count("grace", grace, 0)
-        self.mode = check_choice("mode", mode, MODES)
-        self.damage = check_choice("damage", damage, DAMAGES)
-        init = "random" if mode == "random" else "zero"
-        shifts = mode not in ("zero", "random")
-        self.rule = ReallocRule(top_k, max_copies, init, use_shift=shifts)
+        self.settings = Settings(
+            total_epochs=total_epochs,
+            gamma=gamma,
+            top_k=top_k,
+            max_copies=max_copies,
+            stop_at=stop_at,
+            grace=grace,
+            mode=mode,
+            damage=damage,
+            target_macs=target_macs,
+            target_params=target_params,
+        )
         self.model = unwrap(model)
         self.optimizer = optimizer
         if example_input is not None:
             as_arguments(example_input)  # checks it
         self._example_input = example_input
-        self.last_epoch = -1
-        self._is_overtime = False  # whether the warning was given
-        self.generator = torch.Generator().manual_seed(check_seed("seed", seed))
         if mode != "none" and not selective_layers(self.model):
             raise AllocationError(
                 "`model` has no selective layers: call sc.convert(model) first, "
                 "or sc.create_model(..., selective=True)."
             )
         self._replicas = Replicas(self.model, optimizer, followers)
-        self._averages = UnnamedAverages(self.layers, self._replicas.all[1:])
-        if optimizer is not None and self._closes and not decays(optimizer, self.layers):
+        self._averages = UnnamedAverages(self.layers, self._replicas.followers)
+        self.state = AllocatorState.fresh(self.layers, check_seed("seed", seed))
+        closes = self.settings.closes
+        if optimizer is not None and closes and not decays(optimizer, self.layers):
             warn(
                 "`optimizer` has a weight decay of 0: weight decay makes slots fade; without it "
                 "few are ever de-allocated. Give the optimizer a weight_decay, such as 1e-4."
             )
-        num_steps = math.ceil(self.stop_at * self.total_epochs)
-        self.budget: Budget | None = None
-        if target := check_targets(target_macs, target_params):
-            if not self._closes:
-                raise ValueError(f"`{target[0]}` needs a `mode` that closes slots, got {mode!r}.")
-            self.budget = Budget(self.model, *target, example_input, num_steps)
-        level: float | AutoGamma
-        if isinstance(self.gamma, str):
-            if self.budget is not None:
-                raise ValueError(
-                    f"`gamma` 'auto' and `{self.budget.name}` cannot be combined: a target solves "
-                    "for gamma itself."
-                )
-            level = AutoGamma(self.total_epochs, self.stop_at, reopens=self._reopens)
-            self.grace = max(self.grace, level.grace)
-        else:
-            level = self.gamma
-        self._decision = Decision(
-            self.model,
-            self.layers,
-            gamma=level,
-            damage=self.damage,
-            rule=self.rule,
-            grace=self.grace,
-            budget=self.budget,
+        self.budget = (
+            Budget(self.model, self.settings, example_input) if self.settings.target else None
         )
         if mode == "shift":
-            self._replicas.shift_everything(self.rule.max_shift, self.generator)
+            generator = self.state.make_generator()
+            self._replicas.shift_everything(self.settings.rule.max_shift, generator)
+            self.state = replace(self.state, generator=generator.get_state())
 
     @property
     def layers(self) -> dict[str, SelectConvNd]:
         """The model's selective layers by name."""
         return self._replicas.layers
+
+    @property
+    def last_epoch(self) -> int:
+        """The epoch of the last step; -1 before the first."""
+        return self.state.last_epoch
 
     def step(self, epoch: int) -> AllocationReport:
         """De-allocate, then re-allocate, as long as `epoch < stop_at * total_epochs`.
@@ -187,38 +160,38 @@ class ChannelAllocator:
             MeanSourceError: a layer does not know the mean of its input.
         """
         epoch = check_count("epoch", epoch, 0)
-        if epoch <= self.last_epoch:
+        settings, last_epoch = self.settings, self.last_epoch
+        if epoch <= last_epoch:
             raise AllocationError(
-                f"`epoch` {epoch} was stepped already (the last was {self.last_epoch}): "
+                f"`epoch` {epoch} was stepped already (the last was {last_epoch}): "
                 "call step once per epoch, or dealloc() and realloc() on demand."
             )
-        if epoch >= self.total_epochs and not self._is_overtime:
-            self._is_overtime = True
+        if last_epoch < settings.total_epochs <= epoch:
             warn(
-                f"`epoch` {epoch} is past `total_epochs` {self.total_epochs} (epochs count from "
-                "0): the step does nothing."
+                f"`epoch` {epoch} is past `total_epochs` {settings.total_epochs} (epochs count "
+                "from 0): the step does nothing."
             )
-        acts = epoch < self.stop_at * self.total_epochs and self._closes
         # Shifts go on learning, and with them the cost changes: a budget is kept to the end.
-        acts = acts or (self.budget is not None and self._reopens)
-        plan = AllocationPlan()
+        keeps_budget = self.budget is not None and settings.reopens
+        acts = keeps_budget or (settings.closes and epoch < settings.num_steps)
+        plan, cost = AllocationPlan(), ""
         if acts:
             self._averages.check()
-            plan = self._act(True, self._reopens, epoch, is_scheduled=True)
-        self.last_epoch = epoch
-        cost = self.budget.describe(self.layers) if self.budget is not None and acts else ""
-        return AllocationReport(epoch, plan, cost=cost, is_over=self._closes and not acts)
+            plan = self._act(epoch, reopens=settings.reopens)
+            cost = "" if self.budget is None else self.budget.describe()
+        self.state = replace(self.state, last_epoch=epoch)
+        return AllocationReport(epoch, plan, cost=cost, is_over=settings.closes and not acts)
 
     def dealloc(self) -> AllocationReport:
         """De-allocate now, at any time and in any mode; raises what `step` raises.
 
         With `gamma="auto"` it closes the same share of the slots as the first step that acts.
         """
-        return AllocationReport(None, self._act(closes=True, reopens=False, epoch=self.last_epoch))
+        return AllocationReport(None, self._act(None))
 
     def realloc(self) -> AllocationReport:
         """Re-allocate now, at any time and in any mode; raises what `step` raises."""
-        return AllocationReport(None, self._act(closes=False, reopens=True, epoch=self.last_epoch))
+        return AllocationReport(None, self._act(None, closes=False, reopens=True))
 
     @overload
     def preview(self, gammas: None = None) -> AllocationReport: ...
@@ -239,27 +212,25 @@ class ChannelAllocator:
                 left. `print` it, or call `.plot()`. The cost is known if the allocator has an
                 `example_input` and the model can be counted.
         """
-        if gammas is not None:
-            protected = {
-                name: self._decision.protected(name, self.last_epoch + 1) for name in self.layers
-            }
-            return tabulate_gammas(
-                self.model,
-                gammas,
-                damage=self.damage,
-                protected=protected,
-                example_input=self._example_input,
-            )
-        if not self._closes:
-            return AllocationReport(None, AllocationPlan())
         epoch = self.last_epoch + 1
         unknown = tuple(name for name, layer in self.layers.items() if not layer.knows_mean())
         known = {name: layer for name, layer in self.layers.items() if name not in unknown}
-        if unknown and self.budget is not None:
+        if gammas is not None:
+            return tabulate_gammas(
+                self.settings, self.state, self.model, known, gammas, self._example_input
+            )
+        settings, protected = self.settings, self.state.protected(epoch, self.settings.grace)
+        if not settings.closes or (unknown and self.budget is not None):
             return AllocationReport(None, AllocationPlan(), unknown=unknown)
-        generator = self._copy_generator()
-        plan = self._decision.plan(known, True, self._reopens, epoch, generator, is_scheduled=True)
-        smallest = self._decision.smallest_gamma(known, epoch)
+        plan, _ = decide(
+            settings, self.state, self.model, known, epoch,
+            reopens=settings.reopens, budget=self.budget,
+        )  # fmt: skip
+        levels = [
+            layer.smallest_gamma(settings.damage, protected.get(name))
+            for name, layer in known.items()
+        ]
+        smallest = min((level for level in levels if level is not None), default=None)
         return AllocationReport(None, plan, smallest, unknown)
 
     def apply(self, plan: AllocationPlan) -> None:
@@ -268,7 +239,8 @@ class ChannelAllocator:
         Raises:
             AllocationError: the plan does not fit the model. Nothing was changed.
         """
-        self._do(plan, self.last_epoch)
+        self._replicas.apply(plan)
+        self.state = self.state.after(plan, self.last_epoch)
 
     def replay(self, log: Log) -> list[AllocationReport]:
         """Carry out all steps of a log, in order, on a fresh copy of the model of that log.
@@ -297,26 +269,16 @@ class ChannelAllocator:
             epoch 0: 1 slot de-allocated, 0 re-allocated in 1 layer
         """
         reports = read_log(log)
-        self._replicas.broadcast()
-        self._replicas.rehearse(report.plan for report in reports)
+        self._replicas.apply(*(report.plan for report in reports))
         for report in reports:
             if report.epoch is not None:
-                self.last_epoch = max(self.last_epoch, report.epoch)
-            self._do(report.plan, self.last_epoch)
+                self.state = replace(self.state, last_epoch=max(self.last_epoch, report.epoch))
+            self.state = self.state.after(report.plan, self.last_epoch)
         return reports
 
     def state_dict(self) -> dict[str, Any]:
         """Return what resuming needs besides the model's own state: tensors and plain types."""
-        state = {
-            "version": STATE_VERSION,
-            "settings": self._settings(),
-            "last_epoch": self.last_epoch,
-            "generator": self.generator.get_state(),
-            "opened_at": {
-                name: epochs.clone() for name, epochs in self._decision.opened_at.items()
-            },
-        }
-        return state if self.budget is None else {**state, "budget": self.budget.state_dict()}
+        return self.state.to_dict(self.settings)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict()` returned; load the model's own state into the model.
@@ -327,93 +289,29 @@ class ChannelAllocator:
             AllocationError: the state is from another version or architecture. Nothing was
                 changed.
         """
-        read = read_state(state, self.layers, has_budget=self.budget is not None)
-        if self.budget is not None:
-            self.budget.check_state(state["budget"])
-        if self.budget is not None:
-            self.budget.gamma = state["budget"]["gamma"]
-        warn_of_changes(read.settings, self._settings())
-        self.last_epoch = read.last_epoch
-        self.generator.set_state(read.generator)
-        self._decision.opened_at = read.opened_at
+        self.state = AllocatorState.from_dict(state, self.settings, like=self.state)
 
     def __repr__(self) -> str:
-        slots = count_slots(self.model)
-        words = [f"{name}={value!r}" for name, value in self._settings().items()]
-        if self.budget is not None:
-            words.append(f"{self.budget.name}={self.budget.fraction:g}")
-        words += [f"layers={len(self.layers)}", f"last_epoch={self.last_epoch}"]
-        words += [f"moved={slots.moved}", f"closed={slots.closed}"]
-        return f"{type(self).__name__}({', '.join(words)})"
-
-    def _settings(self) -> dict[str, Any]:
-        """Return what decides how the allocator acts, as plain types."""
-        return {
-            "mode": self.mode,
-            "gamma": self.gamma,
-            "top_k": self.rule.top_k,
-            "max_copies": self.rule.max_copies,
-            "total_epochs": self.total_epochs,
-            "stop_at": self.stop_at,
-            "grace": self.grace,
-            "damage": self.damage,
-        }
-
-    @property
-    def _closes(self) -> bool:
-        return self.mode not in ("shift", "none")
-
-    @property
-    def _reopens(self) -> bool:
-        return self.mode in ("select", "zero", "random")
+        slots = count_slots(self.model)._asdict()
+        shown = {**asdict(self.settings), "layers": len(self.layers)}
+        shown |= {"last_epoch": self.last_epoch, **slots}
+        words = ", ".join(f"{name}={value!r}" for name, value in shown.items())
+        return f"{type(self).__name__}({words})"
 
     def _act(
-        self, closes: bool, reopens: bool, epoch: int, *, is_scheduled: bool = False
+        self, epoch: int | None, *, closes: bool = True, reopens: bool = False
     ) -> AllocationPlan:
         """Decide, agree and act. If any of it fails, no random numbers are used up either."""
-        generator = self._copy_generator()
 
-        def decide() -> AllocationPlan:
-            return self._decision.plan(
-                self.layers, closes, reopens, epoch, generator, is_scheduled=is_scheduled
-            )
+        def decide_here() -> Decided:
+            return decide(
+                self.settings, self.state, self.model, self.layers, epoch,
+                closes=closes, reopens=reopens, budget=self.budget,
+            )  # fmt: skip
 
         with one_thread():
-            plan = self._agree(decide, generator)
-            self._do(plan, epoch)
-        self.generator.set_state(generator.get_state())
-        if self.budget is not None and is_scheduled:
-            self.budget.gamma = self.budget.solved
+            plan, generator = agree(decide_here, self._replicas.device)
+            self._replicas.apply(plan)
+        state = replace(self.state, generator=generator)
+        self.state = state.after(plan, self.last_epoch if epoch is None else epoch)
         return plan
-
-    def _copy_generator(self) -> torch.Generator:
-        generator = torch.Generator()
-        generator.set_state(self.generator.get_state())
-        return generator
-
-    def _do(self, plan: AllocationPlan, epoch: int) -> None:
-        """Carry a plan out on all replicas."""
-        self._replicas.apply(plan)
-        for name, layer_plan in plan:
-            self._decision.opened_at[name][layer_plan.opened] = epoch
-
-    def _agree(
-        self, decide: Callable[[], AllocationPlan], generator: torch.Generator
-    ) -> AllocationPlan:
-        """Let rank 0 decide; give every rank its plan and its random numbers, or its error."""
-        if not in_process_group():
-            return decide()
-
-        def describe() -> dict[str, Any]:
-            plan = decide()
-            return {
-                "plan": plan.to_dict(),
-                "generator": generator.get_state().tolist(),
-                "gamma": None if self.budget is None else self.budget.solved,
-            }
-
-        content = agree(describe, self._replicas.device)
-        generator.set_state(torch.tensor(content["generator"], dtype=torch.uint8))
-        if self.budget is not None:
-            self.budget.solved = content["gamma"]
-        return AllocationPlan.from_dict(content["plan"])

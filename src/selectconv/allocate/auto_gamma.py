@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from selectconv.allocate.closing_queue import ClosingQueue
+from selectconv.allocate.settings import Settings
 from selectconv.core.layer import SelectConvNd
 
 SHARE = 0.6
@@ -30,60 +31,45 @@ layers than in narrow ones.
 """
 
 _WARM_UP = 0.05  # the part of the training before the first step
-_GRACE = 0.1  # the part of the training in which a re-opened slot is not closed again
 
 
-class AutoGamma:
-    """The schedule of a training: a share of the slots for each step, falling to zero.
+def first_epoch(settings: Settings) -> int:
+    """Return the first epoch whose step closes anything; a short training has none to lose."""
+    return min(math.floor(_WARM_UP * settings.total_epochs), max(settings.num_steps - 1, 0))
 
-    Args:
-        total_epochs: the length of the training.
-        stop_at: the part of it in which steps act.
-        reopens: whether closed slots are re-opened.
 
-    Attributes:
-        grace: epochs in which a re-opened slot is not closed again.
+def share_of_slots(settings: Settings, epoch: int) -> float:
+    """Return the part of all slots that the step after an epoch closes; it falls to zero."""
+    first = first_epoch(settings)
+    if not first <= epoch < settings.num_steps:
+        return 0.0
+    steps = settings.num_steps - first
+    total = SHARE if settings.reopens else CLOSED_SHARE
+    return total * 2 * (settings.num_steps - epoch) / (steps * (steps + 1))
+
+
+def solve_gammas(
+    settings: Settings,
+    layers: Mapping[str, SelectConvNd],
+    epoch: int,
+    protected: Mapping[str, Tensor],
+) -> dict[str, float]:
+    """Return a gamma for each of these layers: one that closes the epoch's share of the slots.
+
+    Raises:
+        AllocationError: NaN or infinite weights or statistics.
+        MeanSourceError: a layer that does not know its input's mean.
     """
-
-    def __init__(self, total_epochs: int, stop_at: float, *, reopens: bool) -> None:
-        self.reopens = reopens
-        self.total = SHARE if reopens else CLOSED_SHARE
-        self.num_steps = math.ceil(stop_at * total_epochs)
-        # A short training has no epochs to lose.
-        self.first = min(math.floor(_WARM_UP * total_epochs), max(self.num_steps - 1, 0))
-        self.grace = math.ceil(_GRACE * total_epochs)
-
-    def share(self, epoch: int) -> float:
-        """Return the part of all slots that the step after an epoch closes."""
-        steps = self.num_steps - self.first
-        left = self.num_steps - epoch
-        if not self.first <= epoch < self.num_steps:
-            return 0.0
-        return self.total * 2 * left / (steps * (steps + 1))
-
-    def solve(
-        self,
-        layers: Mapping[str, SelectConvNd],
-        epoch: int,
-        damage: str,
-        protected: Mapping[str, Tensor | None],
-    ) -> dict[str, float]:
-        """Return a gamma for each of these layers: one that closes the epoch's share of the slots.
-
-        Raises:
-            AllocationError: NaN or infinite weights or statistics.
-            MeanSourceError: a layer that does not know its input's mean.
-        """
-        shared = {
-            name: layer
-            for name, layer in layers.items()
-            if not self.reopens or (layer.shift is not None and layer.weight.requires_grad)
-        }
-        gammas = dict.fromkeys(layers, CLOSE_ONLY)
-        if shared:
-            number = round(self.share(epoch) * sum(layer.in_channels for layer in shared.values()))
-            queue = ClosingQueue(shared, damage, protected)
-            solved = queue.gamma_at(min(number, len(queue)))
-            for name, layer in shared.items():
-                gammas[name] = min(solved, MOST * layer.groups / layer.in_channels)
-        return gammas
+    shared = {
+        name: layer
+        for name, layer in layers.items()
+        if not settings.reopens or (layer.shift is not None and layer.weight.requires_grad)
+    }
+    gammas = dict.fromkeys(layers, CLOSE_ONLY)
+    if shared:
+        slots = sum(layer.in_channels for layer in shared.values())
+        number = round(share_of_slots(settings, epoch) * slots)
+        solved = ClosingQueue(shared, settings.damage, protected).gamma_at(number)
+        for name, layer in shared.items():
+            gammas[name] = min(solved, MOST * layer.groups / layer.in_channels)
+    return gammas

@@ -1,9 +1,10 @@
 """An optimizer's state of single slots, which is cleared when a slot is re-opened."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from selectconv.core.layer import SelectConvNd
 from selectconv.errors import AllocationError
@@ -52,52 +53,45 @@ def check_state_by_parameter(optimizer: torch.optim.Optimizer | None) -> None:
     Raises:
         AllocationError: there is such state.
     """
+    if optimizer is None:
+        return
     if isinstance(optimizer, torch.optim.Rprop):
         raise AllocationError(
             "Rprop keeps a step size for each element, which cannot be cleared for a re-opened "
             "slot: use an optimizer whose state begins at zero (SGD, Adam, AdamW, ...)."
         )
-    for parameter, state in {} if optimizer is None else optimizer.state.items():
+    for parameter, state in optimizer.state.items():
         for key, value in state.items():
-            if isinstance(value, Tensor) and value.numel() > parameter.numel():
-                raise _refusal(optimizer, parameter, key, value)
+            _refuse_larger(optimizer, parameter, key, value, parameter.numel())
 
 
-def state_of_slots(optimizer: torch.optim.Optimizer | None, layer: SelectConvNd) -> list[Tensor]:
-    """Collect what holds something of each slot: per-element state and pending gradients.
+def state_of_slots(
+    optimizer: torch.optim.Optimizer | None, layer: SelectConvNd
+) -> Iterator[Tensor]:
+    """Yield what holds something of each slot: per-element state and pending gradients.
 
     Raises:
         AllocationError: state of another shape, which cannot be cleared for a slot.
     """
-    found = []
     for parameter in layer.slot_parameters():
         if parameter.grad is not None:
-            found.append(parameter.grad)
+            yield parameter.grad
         state = {} if optimizer is None else optimizer.state.get(parameter, {})
         for key, value in state.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
-                found.append(value)
-            elif _has_more_than_a_number(value):
-                raise _refusal(optimizer, parameter, key, value)
-    return found
+                yield value
+            else:
+                _refuse_larger(optimizer, parameter, key, value, 1)
 
 
-def _refusal(
-    optimizer: torch.optim.Optimizer | None, parameter: Tensor, key: str, value: object
-) -> AllocationError:
-    shape = tuple(value.shape) if isinstance(value, Tensor) else "none of its own"
-    return AllocationError(
-        f"{type(optimizer).__name__} keeps its state {key!r} in shape {shape} for a "
-        f"parameter of shape {tuple(parameter.shape)}, so it cannot be cleared for a re-opened "
-        "slot: use an optimizer with state for each element (SGD, Adam, AdamW, ...)."
-    )
-
-
-def _has_more_than_a_number(value: object) -> bool:
-    if isinstance(value, Tensor):
-        return value.numel() > 1
-    if isinstance(value, Mapping):
-        return any(_has_more_than_a_number(item) for item in value.values())
-    if isinstance(value, list | tuple):
-        return any(isinstance(item, Tensor) for item in value)
-    return False
+def _refuse_larger(
+    optimizer: torch.optim.Optimizer | None, parameter: Tensor, key: str, value: object, size: int
+) -> None:
+    """Refuse a state that holds a tensor of more numbers than `size`."""
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Tensor) and leaf.numel() > size:
+            raise AllocationError(
+                f"{type(optimizer).__name__} keeps its state {key!r} in shape {tuple(leaf.shape)} "
+                f"for a parameter of shape {tuple(parameter.shape)}, so it cannot be cleared for a "
+                "re-opened slot: use an optimizer with state for each element (SGD, Adam, ...)."
+            )

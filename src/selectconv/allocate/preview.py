@@ -1,17 +1,19 @@
 """What a step would close at each of several gammas, and what that would leave."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from selectconv.allocate.shadow_cost import ShadowCost
+from selectconv.allocate.cost_after import CostAfter
+from selectconv.allocate.decision import decide
+from selectconv.allocate.settings import AllocatorState, Settings
 from selectconv.checks import check_fraction
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers
-from selectconv.deploy.cost import Cost
-from selectconv.errors import CompressionError, naming
+from selectconv.core.plan import AllocationPlan
+from selectconv.errors import CompressionError
 from selectconv.extras import import_extra
 from selectconv.tables import counted, html_table, text_table
 
@@ -42,18 +44,22 @@ class GammaTable(tuple[GammaRow, ...]):
     """The rows of `preview(gammas=...)`, which print as a table and show as one in notebooks.
 
     Attributes:
-        unknown: layers that are left out because they have not seen any input yet.
-        uncounted: why the cost is not known although there is an example input; otherwise empty.
+        now: what the model is before the step, at gamma 0 and without any slot closed.
+        num_slots: all slots of its selective layers.
+        num_layers: its selective layers.
+        notes: what the rows leave out, and why.
     """
 
-    unknown: tuple[str, ...] = ()
-    uncounted: str = ""
+    now: GammaRow
+    num_slots: int
+    num_layers: int
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join([text_table(self._lines(), right=range(6)), *self._notes()])
+        return "\n".join([text_table(self._lines(), right=range(6)), *self.notes])
 
     def _repr_html_(self) -> str:
-        return html_table(self._lines(), right=range(6), note=" ".join(self._notes()))
+        return html_table(self._lines(), right=range(6), note=" ".join(self.notes))
 
     def plot(self, ax: Any = None) -> Any:
         """Plot against gamma the shares of slots, multiply-adds and layers that would stay.
@@ -69,67 +75,45 @@ class GammaTable(tuple[GammaRow, ...]):
         """
         if ax is None:
             _, ax = import_extra("matplotlib.pyplot", "A plot").subplots()
+        shares = {
+            "slots that stay open": [row.open / self.num_slots for row in self],
+            "layers that close none": [1 - row.layers / self.num_layers for row in self],
+        }
+        if self.now.macs:
+            shares["multiply-adds"] = [(row.macs or 0) / self.now.macs for row in self]
         gammas = [row.gamma for row in self]
-        lines = {
-            "slots that stay open": [row.open for row in self],
-            "layers that close none": [self._num_layers - row.layers for row in self],
-        }
-        totals = {
-            "slots that stay open": self._num_slots,
-            "layers that close none": self._num_layers,
-        }
-        if all(row.macs is not None for row in self) and self._dense is not None:
-            lines["multiply-adds"] = [row.macs or 0 for row in self]
-            totals["multiply-adds"] = self._dense.macs
-        for name, values in lines.items():
-            shares = [100 * value / max(1, totals[name]) for value in values]
-            ax.plot(gammas, shares, marker="o", label=name)
-        if min(gammas, default=0) > 0:
-            ax.set_xscale("log")
-        ax.set_xlabel("gamma")
-        ax.set_ylabel("per cent")
-        ax.set_ylim(0, 105)
+        for name, values in shares.items():
+            ax.plot(gammas, [100 * value for value in values], marker="o", label=name)
+        scale = "log" if min(gammas) > 0 else "linear"
+        ax.set(xscale=scale, xlabel="gamma", ylabel="per cent", ylim=(0, 105))
         ax.legend()
         return ax
 
-    _num_slots: int = 0
-    _num_layers: int = 0
-    _dense: Cost | None = None
-
     def _lines(self) -> list[tuple[str, ...]]:
-        lines: list[tuple[str, ...]] = [
-            ("gamma", "closed", "layers", "open", "multiply-adds", "parameters")
+        heads = ("gamma", "closed", "layers", "open", "multiply-adds", "parameters")
+        rows = [
+            (f"{row.gamma:g}", *(_show(one) for one in list(vars(row).values())[1:]))
+            for row in self
         ]
-        for row in self:
-            cost = ["-" if value is None else f"{value:,}" for value in (row.macs, row.params)]
-            counts = (f"{row.closed:,}", str(row.layers), f"{row.open:,}")
-            lines.append((f"{row.gamma:g}", *counts, cost[0], cost[1]))
-        return lines
-
-    def _notes(self) -> list[str]:
-        notes = [f"of {self._num_slots:,} slots in {counted(self._num_layers, 'layer')}"]
-        if self.unknown:
-            notes.append(f"not known before the first batch: {', '.join(self.unknown)}")
-        if self.uncounted:
-            notes.append(f"the cost cannot be counted: {self.uncounted}")
-        return notes
+        return [heads, *rows]
 
 
 def tabulate_gammas(
+    settings: Settings,
+    state: AllocatorState,
     model: nn.Module,
+    known: Mapping[str, SelectConvNd],
     gammas: Iterable[float],
-    *,
-    damage: str,
-    protected: Mapping[str, Tensor | None],
-    example_input: Any = None,
+    example_input: Any,
 ) -> GammaTable:
-    """Count what one step would close at each gamma; changes nothing.
+    """Count what the next step would close at each gamma; changes nothing.
 
     Args:
+        settings: the allocator's.
+        state: the allocator's.
         model: has selective layers.
+        known: those of them that know the mean of their input.
         gammas: numbers from 0 to 1.
-        damage: as for `SelectConv2d.ecdm`.
-        protected: by layer, the slots that are not to be closed; None: all may be.
         example_input: as for `sc.count`; None: costs are not counted.
 
     Raises:
@@ -142,45 +126,33 @@ def tabulate_gammas(
     if not wanted:
         raise ValueError("`gammas` needs at least one number from 0 to 1, got none.")
     layers = selective_layers(model)
-    known = {name: layer for name, layer in layers.items() if layer.knows_mean()}
-    gates = {name: layer.gate for name, layer in layers.items()}
-    shadow, dense, uncounted = None, None, ""
-    if example_input is not None:
-        try:
-            shadow = ShadowCost(model, example_input)
-            dense = shadow.count(gates)
-        except CompressionError as error:
-            shadow, uncounted = None, str(error)
-    is_open = sum(int(gate.sum()) for gate in gates.values())
+    is_open = sum(int(layer.gate.sum()) for layer in layers.values())
+    num_slots = sum(layer.in_channels for layer in layers.values())
+    notes = [f"of {num_slots:,} slots in {counted(len(layers), 'layer')}"]
+    if unknown := [name for name in layers if name not in known]:
+        notes.append(f"not known before the first batch: {', '.join(unknown)}")
+    counter = None
+    try:
+        counter = None if example_input is None else CostAfter(model, example_input)
+    except CompressionError as error:
+        notes.append(f"the cost cannot be counted: {error}")
+
+    def row(gamma: float, plan: AllocationPlan) -> GammaRow:
+        closed = sum(len(layer_plan.closed) for _, layer_plan in plan)
+        cost = None if counter is None else counter.count(plan.layers)
+        costs = () if cost is None else (cost.macs, cost.params)
+        return GammaRow(gamma, closed, len(plan.layers), is_open - closed, *costs)
+
     rows = []
     for gamma in wanted:
-        closed = {name: _closed(name, layer, gamma, damage, protected.get(name))
-                  for name, layer in known.items()}  # fmt: skip
-        left = {name: gates[name].index_fill(0, slots.to(gates[name].device), False)
-                for name, slots in closed.items()}  # fmt: skip
-        number = sum(map(len, closed.values()))
-        cost = None if shadow is None else shadow.count({**gates, **left})
-        rows.append(
-            GammaRow(
-                gamma=gamma,
-                closed=number,
-                layers=sum(len(slots) > 0 for slots in closed.values()),
-                open=is_open - number,
-                macs=None if cost is None else cost.macs,
-                params=None if cost is None else cost.params,
-            )
-        )
+        at_gamma = replace(settings, gamma=gamma)
+        rows.append(row(gamma, decide(at_gamma, state, model, known, state.last_epoch + 1).plan))
     table = GammaTable(rows)
-    table.unknown = tuple(name for name in layers if name not in known)
-    table._num_slots = sum(layer.in_channels for layer in layers.values())
-    table._num_layers = len(layers)
-    table._dense = dense
-    table.uncounted = uncounted
+    table.now = row(0.0, AllocationPlan())
+    table.num_slots, table.num_layers = num_slots, len(layers)
+    table.notes = tuple(notes)
     return table
 
 
-def _closed(
-    name: str, layer: SelectConvNd, gamma: float, damage: str, protected: Tensor | None
-) -> Tensor:
-    with naming(name):
-        return layer.plan(gamma=gamma, damage=damage, protected=protected).closed
+def _show(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"

@@ -1,10 +1,23 @@
-"""What a step of an allocator did, or would do."""
+"""What a step of an allocator did, or would do, and the log of all steps of a training.
 
+`AllocationReport.to_dict` makes a row of the log, and a run's `allocation.jsonl` holds one row per
+line: `{"epoch": 3, "layers": {name: {"closed": [4], "opened": [[slot, source, shift]]}}}`.
+"""
+
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from selectconv.core.plan import AllocationPlan
+from selectconv.errors import AllocationError
+from selectconv.files import read_json_lines
 from selectconv.tables import counted, html_table
+
+Log = str | PathLike[str] | Iterable[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -55,20 +68,68 @@ class AllocationReport:
         return bool(self.plan)
 
     def __str__(self) -> str:
-        closed = sum(map(len, self.deallocated.values()))
-        opened = sum(map(len, self.reallocated.values()))
-        layers = len(self.plan.layers)
         when = "" if self.epoch is None else f"epoch {self.epoch}: "
         if self.is_over:
             return f"{when}no step, since stop_at has passed"
-        acts = "" if self.smallest_gamma is None else f"; acts from gamma {self.smallest_gamma:.2g}"
-        slots, where = counted(closed, "slot"), counted(layers, "layer")
-        text = f"{when}{slots} de-allocated, {opened:,} re-allocated in {where}{acts}"
+        closed = counted(sum(len(plan.closed) for _, plan in self.plan), "slot")
+        opened = sum(len(plan.opened) for _, plan in self.plan)
+        where = counted(len(self.plan.layers), "layer")
+        parts = [f"{when}{closed} de-allocated, {opened:,} re-allocated in {where}"]
+        if self.smallest_gamma is not None:
+            parts.append(f"acts from gamma {self.smallest_gamma:.2g}")
         if self.unknown:
-            text += f"; not known before the first batch: {', '.join(self.unknown)}"
-        return f"{text}; {self.cost}" if self.cost else text
+            parts.append(f"not known before the first batch: {', '.join(self.unknown)}")
+        if self.cost:
+            parts.append(self.cost)
+        return "; ".join(parts)
 
     def _repr_html_(self) -> str:
         lines = [("layer", "de-allocated", "re-allocated")]
         lines += [(name, str(len(one.closed)), str(len(one.opened))) for name, one in self.plan]
         return html_table(lines, right=(1, 2), note=str(self))
+
+
+def read_log(log: Log, *, epochs: int | None = None) -> list[AllocationReport]:
+    """Read what each step did.
+
+    Args:
+        log: the path of a jsonl file, or its rows. The unfinished last line of a killed process
+            does not count.
+        epochs: the length of the training: each row must be a step of one of its epochs. None: any
+            epoch, and steps on demand, which have none.
+
+    Raises:
+        AllocationError: the file cannot be read, or a row is damaged; the message says which.
+    """
+    if isinstance(log, str | PathLike):
+        where = f"{log}, line"
+        rows = enumerate(read_json_lines(Path(log), error=AllocationError), start=1)
+    elif isinstance(log, Mapping | Tensor) or not isinstance(log, Iterable):
+        raise AllocationError(
+            f"`log` must be the path of a jsonl file or its rows, got {type(log).__name__}."
+        )
+    else:
+        where, rows = "row", enumerate(log)
+    reports = []
+    for number, row in rows:
+        try:
+            reports.append(_read_row(row, epochs))
+        except AllocationError as error:
+            raise AllocationError(f"{where} {number}: {error}") from error
+    return reports
+
+
+def _read_row(row: Any, epochs: int | None) -> AllocationReport:
+    if not isinstance(row, Mapping) or not {"epoch", "layers"} <= set(row):
+        raise AllocationError(f"a row of the log needs `epoch` and `layers`, got {row!r:.60}.")
+    epoch = row["epoch"]
+    if not (epoch is None or isinstance(epoch, int)):
+        raise AllocationError(f"`epoch` must be an integer or null, got {epoch!r}.")
+    if epochs is not None and (epoch is None or not 0 <= epoch < epochs):
+        raise AllocationError(f"`epoch` must be from 0 to {epochs - 1}, got {epoch}.")
+    plan = AllocationPlan.from_dict(row["layers"])
+    for name, layer in plan:
+        lowest = min([*layer.closed.tolist(), *layer.opened.tolist(), *layer.source.tolist(), 0])
+        if lowest < 0:
+            raise AllocationError(f"`{name}`: slots and channels count from 0, got {lowest}.")
+    return AllocationReport(epoch, plan)

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from selectconv.core.layer import SelectConvNd
 
@@ -22,6 +22,12 @@ class SlotCounts(NamedTuple):
 def selective_layers(model: nn.Module) -> dict[str, SelectConvNd]:
     """Return a model's selective layers by dotted name, in the order of its modules."""
     return {name: m for name, m in model.named_modules() if isinstance(m, SelectConvNd)}
+
+
+def allocation_of(layer: SelectConvNd) -> list[Tensor]:
+    """Return the tensors that are a layer's allocation, its shifts included."""
+    tensors = (layer.gate, layer.index, layer.moved, layer.shifted, layer.shift)
+    return [tensor for tensor in tensors if tensor is not None]
 
 
 def count_slots(model: nn.Module) -> SlotCounts:

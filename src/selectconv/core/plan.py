@@ -76,6 +76,8 @@ class LayerPlan:
             )
         if self.shift is not None and not bool(self.shift.isfinite().all()):
             raise AllocationError("shifts must be finite, got NaN or infinite ones.")
+        if self.weight_seed is not None and not 0 <= self.weight_seed < 1 << 63:
+            raise AllocationError(f"`weight_seed` must be in [0, 2^63), got {self.weight_seed}.")
         still_open = gate.index_fill(0, self.closed, False)[self.opened]
         if bool(still_open.any()):
             raise AllocationError(f"slots {self.opened[still_open].tolist()[:5]} are open already.")

@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from selectconv.allocate.allocator import MODES, ChannelAllocator
-from selectconv.allocate.budget import check_targets
+from selectconv.allocate.allocator import ChannelAllocator
 from selectconv.allocate.report import AllocationReport
-from selectconv.checks import check_choice
+from selectconv.allocate.settings import Settings
 from selectconv.core.models import count_slots, selective_layers
 from selectconv.errors import AllocationError
 from selectconv.extras import needing
@@ -17,7 +16,7 @@ from selectconv.extras import needing
 with needing("lightning", "selectconv.integrations.lightning", "selectconv[lightning]"):
     from lightning.pytorch import Callback, LightningModule, Trainer
 
-_NEED_THE_MODEL = ("mode", "target_macs", "target_params", "example_input")
+_OTHERS = ("seed", "example_input")  # options that are not settings
 
 
 class ChannelAllocation(Callback):
@@ -60,10 +59,8 @@ class ChannelAllocation(Callback):
         **options: Any,
     ) -> None:
         # Refuse what the allocator would refuse now, not after the data has been loaded.
-        check_choice("mode", options.get("mode", "select"), MODES)
-        check_targets(options.get("target_macs"), options.get("target_params"))
-        others = {name: value for name, value in options.items() if name not in _NEED_THE_MODEL}
-        ChannelAllocator(nn.Module(), total_epochs=1, mode="none", **others)
+        of_settings = {name: value for name, value in options.items() if name not in _OTHERS}
+        Settings(total_epochs=1, **of_settings)
         self.total_epochs = total_epochs
         self._logs = log  # Lightning gives every callback a `log` of its own
         self.followers = list(followers)

@@ -8,7 +8,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import selectconv as sc
-from selectconv.allocate.log import read_log
+from selectconv.allocate.report import read_log
 from tiny_models import (
     allocation_of,
     assert_same,

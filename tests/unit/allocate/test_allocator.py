@@ -235,7 +235,7 @@ def test_a_report_is_false_when_nothing_changed_and_reads_as_a_sentence():
     silence(model)  # 3 slots in each of two layers
     assert str(allocator.step(1)) == "epoch 1: 6 slots de-allocated, 0 re-allocated in 2 layers"
     assert str(allocator.realloc()) == "0 slots de-allocated, 6 re-allocated in 2 layers"
-    last = allocator.total_epochs - 1
+    last = allocator.settings.total_epochs - 1
     assert str(allocator.step(last)) == f"epoch {last}: no step, since stop_at has passed"
 
 
@@ -634,7 +634,7 @@ def test_a_layer_that_training_does_not_reach_is_left_alone_with_one_warning():
     with pytest.warns(sc.SelectConvWarning, match="training has not reached `aside`"):
         report = allocator.step(0)
     assert report.reallocated == {f"used.{name}": slots for name, slots in silent.items()}
-    assert not allocator.dealloc().deallocated.get("aside")  # and no second warning
+    assert not allocator.step(1).deallocated.get("aside")  # and no second warning
 
 
 def test_an_observed_mean_serves_once_it_has_seen_something():
@@ -736,15 +736,10 @@ def test_repr_tells_settings_and_state():
 def test_a_state_of_other_settings_is_noticed():
     state = allocator_for(conv_net(), gamma=0.05).state_dict()
     other = allocator_for(conv_net(), gamma=0.5, mode="dealloc")
-    said = r"mode 'select', here 'dealloc'; gamma 0\.05, h"
+    said = r"gamma 0\.05, here 0\.5; mode 'select', here 'dealloc'"
     with pytest.warns(sc.SelectConvWarning, match=said) as caught:
         other.load_state_dict(state)
     assert len(caught) == 1
-    del state["settings"]  # as version 0.1 wrote it
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        other.load_state_dict(state)
-    assert [str(warning.message) for warning in caught] == []
 
 
 def test_a_follower_must_stand_in_a_list():
@@ -898,7 +893,6 @@ def of_other_layers(state):
     [
         (lambda state: state | {"version": 99}, "version 99"),
         (lambda state: {k: v for k, v in state.items() if k != "generator"}, "must have the keys"),
-        (lambda state: state | {"more": 1}, "must have the keys .*'more'"),
         (lambda state: [1], "must have the keys .* got list"),
         (of_another_width, r"another architecture.*conv1 \(12\)"),
         (of_other_layers, "another architecture.*pointwise"),
@@ -906,7 +900,7 @@ def of_other_layers(state):
         (lambda state: state | {"last_epoch": "five"}, "is damaged"),
         (lambda state: state | {"last_epoch": 5, "opened_at": None}, "is damaged"),
     ],
-    ids=["version", "missing", "extra", "list", "width", "layers", "generator", "epoch", "slots"],
+    ids=["version", "missing", "list", "width", "layers", "generator", "epoch", "slots"],
 )
 def test_a_state_that_does_not_fit_is_refused(spoil, message):
     allocator = allocator_for(conv_net(), grace=1)
@@ -984,7 +978,7 @@ def test_numbers_of_numpy_and_torch_are_kept_as_plain_ones():
     )
     report = allocator.step(np.int64(0))
     settings = {**allocator.state_dict()["settings"], "epoch": report.epoch}
-    assert all(type(value) in (int, float, str) for value in settings.values())
+    assert {type(value) for value in settings.values()} == {int, float, str, type(None)}
     assert json.dumps(report.to_dict())
     gammas = np.linspace(0, 0.1, 3, dtype=np.float32)
     assert [row.gamma for row in allocator.preview(gammas=gammas)] == gammas.tolist()

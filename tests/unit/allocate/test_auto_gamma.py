@@ -4,23 +4,34 @@ import pytest
 import torch
 
 import selectconv as sc
-from selectconv.allocate.auto_gamma import CLOSE_ONLY, CLOSED_SHARE, MOST, SHARE, AutoGamma
+from selectconv.allocate.auto_gamma import (
+    CLOSE_ONLY,
+    CLOSED_SHARE,
+    MOST,
+    SHARE,
+    first_epoch,
+    share_of_slots,
+    solve_gammas,
+)
+from selectconv.allocate.settings import Settings
 
 
 @pytest.mark.parametrize(("epochs", "stop_at"), [(1, 0.5), (4, 0.5), (40, 0.5), (300, 0.3)])
 @pytest.mark.parametrize("reopens", [True, False])
 def test_shares_fall_and_sum_up(epochs: int, stop_at: float, reopens: bool) -> None:
-    auto = AutoGamma(epochs, stop_at, reopens=reopens)
-    shares = [auto.share(epoch) for epoch in range(epochs)]
+    mode = "select" if reopens else "dealloc"
+    settings = Settings(epochs, gamma="auto", stop_at=stop_at, mode=mode)
+    shares = [share_of_slots(settings, epoch) for epoch in range(epochs)]
     assert sum(shares) == pytest.approx(SHARE if reopens else CLOSED_SHARE)
     acting = [share for share in shares if share > 0]
     assert acting == sorted(acting, reverse=True)
     assert not any(shares[epoch] for epoch in range(epochs) if epoch >= stop_at * epochs)
-    assert shares.index(acting[0]) == min(int(0.05 * epochs), auto.num_steps - 1)
+    assert shares.index(acting[0]) == min(int(0.05 * epochs), settings.num_steps - 1)
 
 
 def test_grace_follows_from_the_length() -> None:
-    assert [AutoGamma(n, 0.5, reopens=True).grace for n in (1, 10, 40)] == [1, 1, 4]
+    assert [Settings(epochs, gamma="auto").grace for epochs in (1, 10, 40)] == [1, 1, 4]
+    assert Settings(40, gamma="auto", grace=9).grace == 9
 
 
 def _model(**options: object) -> torch.nn.Module:
@@ -38,7 +49,6 @@ def _model(**options: object) -> torch.nn.Module:
 def test_steps_close_the_share() -> None:
     model = _model()
     allocator = sc.ChannelAllocator(model, total_epochs=20, gamma="auto", seed=1)
-    auto = AutoGamma(20, 0.5, reopens=True)
     slots = sum(m.in_channels for m in allocator.layers.values() if m.shift is not None)
     total = 0
     for epoch in range(4):
@@ -48,7 +58,7 @@ def test_steps_close_the_share() -> None:
             for name, plan in report.plan
             if allocator.layers[name].shift is not None
         )
-        assert closed == pytest.approx(auto.share(epoch) * slots, abs=1.0)
+        assert closed == pytest.approx(share_of_slots(allocator.settings, epoch) * slots, abs=1.0)
         total += closed
     assert total > 0
 
@@ -61,7 +71,7 @@ def test_gamma_has_a_limit() -> None:
     for layer in allocator.layers.values():
         with torch.no_grad():
             layer.weight *= torch.linspace(0.01, 1, layer.in_channels)[:, None, None]
-    gammas = allocator._decision.gamma.solve(allocator.layers, 0, "auto", {})
+    gammas = solve_gammas(allocator.settings, allocator.layers, 0, {})
     most = {name: MOST / layer.in_channels for name, layer in allocator.layers.items()}
     # A share of 0.6 at once would need more.
     assert any(gammas[name] == most[name] for name in gammas)
@@ -75,11 +85,11 @@ def test_gamma_has_a_limit() -> None:
 def test_layers_that_never_reopen_keep_the_papers_gamma() -> None:
     model = _model()
     allocator = sc.ChannelAllocator(model, total_epochs=20, gamma="auto")
-    gammas = allocator._decision.gamma.solve(allocator.layers, 5, "auto", {})
+    gammas = solve_gammas(allocator.settings, allocator.layers, 5, {})
     for name, layer in allocator.layers.items():
         assert (gammas[name] == CLOSE_ONLY) == (layer.shift is None)
     only = sc.ChannelAllocator(_model(), total_epochs=20, gamma="auto", mode="dealloc")
-    assert len(set(only._decision.gamma.solve(only.layers, 5, "auto", {}).values())) == 1
+    assert len(set(solve_gammas(only.settings, only.layers, 5, {}).values())) == 1
 
 
 def test_auto_and_a_target_exclude_each_other() -> None:
@@ -97,11 +107,11 @@ def test_auto_and_a_target_exclude_each_other() -> None:
 @pytest.mark.parametrize("last_epoch", [-1, 19])
 def test_on_demand_it_closes_as_much_as_the_first_step(last_epoch: int) -> None:
     allocator = sc.ChannelAllocator(_model(), total_epochs=20, gamma="auto", mode="dealloc")
-    first = allocator._decision.gamma.first
+    first = first_epoch(allocator.settings)
     wanted = sc.ChannelAllocator(_model(), total_epochs=20, gamma="auto", mode="dealloc").step(
         first
     )
-    allocator.last_epoch = last_epoch
+    allocator.load_state_dict(allocator.state_dict() | {"last_epoch": last_epoch})
     assert wanted.deallocated
     assert allocator.dealloc().deallocated == wanted.deallocated
 

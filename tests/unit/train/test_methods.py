@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from selectconv.allocate.allocator import MODES
+from selectconv.allocate.settings import MODES
 from selectconv.lab.data.registry import dataset_info
 from selectconv.lab.train import channels
 from selectconv.lab.train.config import resolve, setting_names

@@ -210,7 +210,7 @@ class TrainConfig:
 
     def _check_method(self) -> None:
         """Check what the method asks of the other settings."""
-        from selectconv.allocate.budget import check_targets
+        from selectconv.allocate.settings import check_targets
 
         method = self.method_info
         target = check_targets(self.target_macs, self.target_params)

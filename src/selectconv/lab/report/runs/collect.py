@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from selectconv import __version__
-from selectconv.allocate.log import read_log
-from selectconv.allocate.report import AllocationReport
+from selectconv.allocate.report import AllocationReport, read_log
 from selectconv.errors import SelectConvError
 from selectconv.lab.train.config import TrainConfig, declared_settings, read_recorded
 from selectconv.lab.train.digests import check_recorded

@@ -12,7 +12,6 @@ DOCS = Path(__file__).parents[1]
 PAGE = DOCS / "start.md"
 # What the page's blocks save, and what is seen there.
 PICTURES = {
-    "allocation.svg": "The slots of each layer: open, re-allocated, closed",
     "gammas.svg": "What a step would leave at each gamma",
 }
 # A block, its output and its picture; the last two need not be there yet.

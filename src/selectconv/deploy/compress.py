@@ -22,9 +22,8 @@ from selectconv.deploy.layout import (
 )
 from selectconv.deploy.parts import Channels, Part, conv_weight, stencil_weight
 from selectconv.errors import CompressionError
-from selectconv.graph.dataflow import Dataflow, Operation, trace_dataflow
+from selectconv.graph.dataflow import Dataflow, Kind, Operation, trace_dataflow
 from selectconv.graph.example import as_arguments, evaluating
-from selectconv.graph.kinds import Kind
 from selectconv.graph.operations import argument
 from selectconv.graph.tracer import first_line
 

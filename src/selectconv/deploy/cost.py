@@ -19,8 +19,7 @@ from selectconv.deploy.layout import (
     is_read_for_type,
     plan_layout,
 )
-from selectconv.graph.dataflow import Dataflow, Operation, trace_dataflow
-from selectconv.graph.kinds import Kind
+from selectconv.graph.dataflow import Dataflow, Kind, Operation, trace_dataflow
 from selectconv.graph.operations import Family, argument, find_row
 
 _AVERAGES = (Family.AVERAGE_POOL, Family.ADAPTIVE_AVERAGE_POOL, Family.MEAN)
@@ -124,7 +123,7 @@ def count_layout(flow: Dataflow, layout: Layout) -> Cost:
             macs += op.shape[0] * op.module.in_features * len(layout.kept[node])
             extra += len(layout.kept[node]) if op.module.bias is not None else 0
         else:  # operations that are left alone, such as a transposed conv
-            macs += flow.macs[node]
+            macs += op.macs
         if op.kind is Kind.CHANNELWISE:
             extra += _elements_read(flow, op, layout)
     return Cost(sum(params.values()), macs, macs + extra)

@@ -13,13 +13,12 @@ from torch import Tensor, fx, nn
 from torch.overrides import resolve_name
 
 from selectconv.errors import CompressionError
-from selectconv.graph.operations import ATTRIBUTES, TABLE, Family, functions_of
+from selectconv.graph.operations import ATTRIBUTES, TABLE, functions_of
 
-_ROWS = [row for row in TABLE if row.family is not Family.FILL]
-_MODULES = {kind.__name__: kind for row in _ROWS for kind in row.modules}
-_METHODS = {name for row in _ROWS for name in row.names if hasattr(Tensor, name)}
+_MODULES = {kind.__name__: kind for row in TABLE for kind in row.modules}
+_METHODS = {name for row in TABLE for name in row.names if hasattr(Tensor, name)}
 _FUNCTIONS: dict[str, Any] = {"getattr": getattr}
-for _row in _ROWS:
+for _row in TABLE:
     _FUNCTIONS |= functions_of(_row)
 _NAMES: dict[Any, str] = {function: name for name, function in reversed(_FUNCTIONS.items())}
 

@@ -24,8 +24,7 @@ from selectconv.deploy.parts import (
     narrow,
     plan_parts,
 )
-from selectconv.graph.dataflow import Dataflow, Operation
-from selectconv.graph.kinds import Kind
+from selectconv.graph.dataflow import Dataflow, Kind, Operation
 from selectconv.graph.operations import argument
 
 Mask = npt.NDArray[np.bool_]

@@ -1,34 +1,41 @@
 """Any CNN in, selective layers swapped in place."""
 
-import inspect
 import logging
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import UninitializedParameter
 
 from selectconv.checks import check_callable, check_choice, check_count, warn
-from selectconv.core.layer import SelectConvNd
-from selectconv.core.mean_source import MeanSource, ObservedMean
+from selectconv.core.layer import SelectConv1d, SelectConv2d, SelectConv3d, SelectConvNd
+from selectconv.core.mean_source import ObservedMean
 from selectconv.core.models import PARALLEL, selective_layers, unwrap_compiled
 from selectconv.errors import ConversionError
-from selectconv.graph.eligibility import (
-    MIN_CHANNELS,
-    SELECTIVE,
-    Seen,
-    weight_owners,
-    why_not,
-    why_not_here,
-)
-from selectconv.graph.example import as_arguments, evaluating, settled_arguments
-from selectconv.graph.input_mean import Calls, ConvInputs, find_conv_inputs
+from selectconv.graph.example import as_arguments, evaluating
+from selectconv.graph.input_mean import ConvInputs, find_conv_inputs
+from selectconv.tables import counted
 
 _log = logging.getLogger(__name__)
 
-REALLOCS = ("all", "pointwise", "none")
+MIN_CHANNELS = 8
+_REALLOCS = ("all", "pointwise", "none")
+_SELECTIVE: dict[type[nn.Module], type[SelectConvNd]] = {
+    nn.Conv1d: SelectConv1d,
+    nn.Conv2d: SelectConv2d,
+    nn.Conv3d: SelectConv3d,
+}
+_LEFT_OUT = "left out by `where`"
+
+
+class _Seen(NamedTuple):
+    """What running the example showed of a conv's inputs."""
+
+    only_points: bool = True
+    is_raw: bool = False
 
 
 def convert(
@@ -55,8 +62,8 @@ def convert(
             `torch.compile` wrapped is converted inside the wrapper. Convert a model before you
             wrap it for data parallelism.
         example_input: a tensor, a tuple of arguments, or a dict of keyword arguments. Optional. The
-            model runs on it in evaluation mode, which shows the sizes of maps, the convs that read
-            raw input, and the parts of a model that cannot be traced as a whole.
+            model runs on it in evaluation mode, which shows the sizes of maps, and the convs that
+            read raw input in a model that cannot be traced.
         where: `where(name, conv)` chooses among the eligible convs.
         min_channels: convs with fewer inputs stay plain.
         realloc: which convs re-allocate: "all", 1x1 convs only ("pointwise"), or "none".
@@ -85,32 +92,44 @@ def convert(
             "convert the model itself, then wrap it."
         )
     check_count("min_channels", min_channels, 1)
-    check_choice("realloc", realloc, REALLOCS)
+    check_choice("realloc", realloc, _REALLOCS)
     if where is not None:
-        _check_where(where)
-    with torch.random.fork_rng(_cuda_devices(root)):  # a forward may draw
-        run = None if example_input is None else _watch(root, example_input)
-        conv_inputs = find_conv_inputs(root, None if run is None else run.calls)
-    seen = {} if run is None else run.convs
-    if conv_inputs.failure is not None:
-        _log.info(
-            "the model cannot be traced as a whole, so more input means are observed: %s",
-            conv_inputs.failure,
-        )
-    chosen, refused = _choose(root, conv_inputs, seen, min_channels, where)
-    if not chosen:
-        if selective_layers(root):
-            warn("the model is already converted; nothing was changed.")
-            return model
+        check_callable("where", where)
+    args, kwargs = ((), {}) if example_input is None else as_arguments(example_input)
+    cuda = {p.device.index for p in root.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(cuda):  # a forward may draw
+        seen = {} if example_input is None else _watch(root, args, kwargs)
+        graph = find_conv_inputs(root, args, kwargs)
+    if graph.failure is not None:
+        _log.info("the model cannot be traced, so input means are observed: %s", graph.failure)
+    owners = Counter(id(p) for module in root.modules() for p in module._parameters.values())
+    layers: dict[int, SelectConvNd] = {}
+    refused: dict[str, str] = {}
+    for name, conv in root.named_modules():
+        if not isinstance(conv, _ConvNd) or isinstance(conv, SelectConvNd):
+            continue
+        why = why_plain(conv, min_channels)
+        if conv is root:
+            why = "is the model itself: use its SelectConv class's from_conv"
+        elif why is None and owners[id(conv.weight)] > 1:
+            why = "shares its weight with another module"
+        why = why or _why_plain_here(id(conv), graph, seen)
+        if why is None and where is not None and not where(name, conv):
+            why = _LEFT_OUT
+        if why is not None:
+            refused[name] = why
+            continue
+        shown = graph.inputs.get(id(conv))
+        mean = ObservedMean() if shown is None or shown.source is None else shown.source
+        may = realloc == "all" or (realloc == "pointwise" and set(conv.kernel_size) == {1})
+        layers[id(conv)] = _SELECTIVE[type(conv)].from_conv(conv, reallocate=may, mean=mean)
+    if not layers and selective_layers(root):
+        warn("the model is already converted; nothing was changed.")
+        return model
+    if not layers:
         raise ConversionError(_nothing_chosen(refused))
-    layers = {
-        id(conv): SELECTIVE[type(conv)].from_conv(
-            conv, reallocate=_may_reallocate(conv, realloc), mean=_mean_source(conv, conv_inputs)
-        )
-        for conv in chosen.values()
-    }
-    for name, reason in refused.items():
-        root.get_submodule(name)._selectconv_skipped = reason  # type: ignore[assignment]
+    for name, why in refused.items():
+        root.get_submodule(name)._selectconv_skipped = why  # type: ignore[assignment]
     for parent in list(root.modules()):
         for child, conv in list(parent._modules.items()):
             if id(conv) in layers:  # a shared conv becomes one shared layer
@@ -118,79 +137,54 @@ def convert(
     return model
 
 
-def _choose(
-    root: nn.Module,
-    conv_inputs: ConvInputs,
-    seen: dict[int, Seen],
-    min_channels: int,
-    where: Callable[[str, nn.Module], bool] | None,
-) -> tuple[dict[str, nn.Module], dict[str, str]]:
-    """Return the convs to convert, by name, and why the others are refused."""
-    owners = weight_owners(root)
-    chosen: dict[str, nn.Module] = {}
-    refused: dict[str, str] = {}
-    for name, conv in root.named_modules():
-        if not isinstance(conv, _ConvNd) or isinstance(conv, SelectConvNd):
-            continue
-        reason = why_not(conv, min_channels)
-        if conv is root:
-            reason = "is the model itself: use its SelectConv class's from_conv"
-        reason = reason or why_not_here(conv, conv_inputs, seen.get(id(conv)), owners)
-        if reason is None and where is not None and not where(name, conv):
-            reason = "left out by `where`"
-        if reason is None:
-            chosen[name] = conv
-        else:
-            refused[name] = reason
-    return chosen, refused
+def why_plain(conv: _ConvNd, min_channels: int) -> str | None:
+    """Say why a conv cannot be selective wherever it stands; None: it can."""
+    if isinstance(conv._parameters.get("weight"), UninitializedParameter):
+        return "not initialised: give `example_input`, or run the model once"
+    if conv.transposed:
+        return "transposed"
+    if hasattr(conv, "parametrizations"):
+        return "parametrised weight"
+    if type(conv) not in _SELECTIVE:
+        return f"a subclass ({type(conv).__name__}) may compute something else"
+    if "weight" not in conv._parameters:
+        return "its weight is recomputed by a hook"
+    if "forward" in vars(conv):
+        return "its forward is patched"
+    if conv.groups > 1 and conv.groups == conv.in_channels:
+        return "depthwise"
+    if conv.in_channels < min_channels:
+        return f"{counted(conv.in_channels, 'input')}, fewer than min_channels={min_channels}"
+    return None
 
 
-def _check_where(where: Callable[[str, nn.Module], bool]) -> None:
-    check_callable("where", where)
-    try:
-        call = where.forward if isinstance(where, nn.Module) else where
-        inspect.signature(call).bind("name", None)
-    except TypeError as error:
-        raise TypeError(f"`where` must take a name and a conv, got {where!r}: {error}.") from error
-    except ValueError:  # a builtin does not say what it takes
-        return
+def _why_plain_here(conv: int, graph: ConvInputs, seen: dict[int, _Seen]) -> str | None:
+    """Say why a conv, given by its id, cannot be selective in this model; None: it can."""
+    shown, run = graph.inputs.get(conv), seen.get(conv)
+    if (shown and shown.is_raw) or (run and run.is_raw):
+        return "fed with raw input"
+    if run and run.only_points:
+        return "works on 1x1 maps only: nothing to shift"
+    if graph.failure is None and shown is None and run is None:
+        return "not reached by the model's forward"
+    return None
 
 
-@dataclass(frozen=True)
-class _Run:
-    """What running the example input showed, by `id(module)`.
-
-    Attributes:
-        convs: the convs that it reached.
-        calls: how each module was called.
-    """
-
-    convs: dict[int, Seen]
-    calls: dict[int, Calls]
-
-
-def _watch(model: nn.Module, example_input: Any) -> _Run:
-    """Run the example input and watch what is called, and what reaches each conv."""
-    args, kwargs = as_arguments(example_input)
+def _watch(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, _Seen]:
+    """Run the example, and watch what reaches each conv, by its id."""
     raw = {id(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)}
-    run = _Run({}, {})
+    seen: dict[int, _Seen] = {}
 
-    def watch(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        settled = settled_arguments(module, inputs, keywords)
-        earlier = run.calls.get(id(module), Calls(settled, 0))
-        is_same = settled == earlier.settled
-        run.calls[id(module)] = Calls(settled if is_same else None, earlier.number + 1)
-        if not isinstance(module, _ConvNd):
-            return
+    def watch(conv: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         x = inputs[0] if inputs else keywords["input"]
-        before = run.convs.get(id(module), Seen())
-        is_point = all(size == 1 for size in x.shape[-len(module.kernel_size) :])
-        run.convs[id(module)] = Seen(before.only_points and is_point, before.is_raw or id(x) in raw)
+        before = seen.get(id(conv), _Seen())
+        is_point = all(size == 1 for size in x.shape[-len(conv.kernel_size) :])
+        seen[id(conv)] = _Seen(before.only_points and is_point, before.is_raw or id(x) in raw)
 
     handles = [
         module.register_forward_pre_hook(watch, with_kwargs=True)
         for module in model.modules()
-        if not isinstance(module, torch.jit.ScriptModule)  # which takes no hooks
+        if isinstance(module, _ConvNd)
     ]
     try:
         with torch.no_grad(), evaluating(model):
@@ -200,32 +194,15 @@ def _watch(model: nn.Module, example_input: Any) -> _Run:
     finally:
         for handle in handles:
             handle.remove()
-    return run
-
-
-def _cuda_devices(model: nn.Module) -> list[int]:
-    devices = {parameter.device for parameter in model.parameters()}
-    return sorted(device.index for device in devices if device.type == "cuda")
-
-
-def _may_reallocate(conv: nn.Module, realloc: str) -> bool:
-    assert isinstance(conv, _ConvNd)
-    is_pointwise = all(size == 1 for size in conv.kernel_size)
-    return realloc == "all" or (realloc == "pointwise" and is_pointwise)
-
-
-def _mean_source(conv: nn.Module, conv_inputs: ConvInputs) -> MeanSource:
-    shown = conv_inputs.inputs.get(id(conv))
-    return ObservedMean() if shown is None or shown.source is None else shown.source
+    return seen
 
 
 def _nothing_chosen(refused: dict[str, str]) -> str:
+    """Say why no conv of a model was chosen."""
     if not refused:
         return "`model` has no convolutions to convert."
     reasons = "; ".join(f"{name or '(model)'}: {why}" for name, why in list(refused.items())[:5])
     more = f" and {len(refused) - 5} more" if len(refused) > 5 else ""
-    if any(why == "left out by `where`" for why in refused.values()):
-        return (
-            f"`where` left out every eligible conv ({len(refused)} convs in all): {reasons}{more}."
-        )
+    if _LEFT_OUT in refused.values():
+        return f"`where` left out every eligible conv of {len(refused)}: {reasons}{more}."
     return f"none of the {len(refused)} convs is eligible: {reasons}{more}."

@@ -1,42 +1,69 @@
 """A model as a list of operations on channels, which counting and compressing share.
 
-The forward is traced with torch.fx on a copy of the model, run once to see every shape, and freed
-of what changes nothing at inference (dropout, identities) and of writes in place. Each operation
-then has one of a few kinds, which say how its output channels depend on its inputs'.
+The forward is traced with torch.fx on a copy of the model, for an example that shows every shape,
+and freed of what changes nothing at inference (dropout, identities) and of writes in place. Each
+operation then has one of a few kinds, which say how its output channels depend on its inputs'.
 """
 
 import copy
-import inspect
-import io
 import operator
 from collections.abc import Iterable, Mapping
-from contextlib import redirect_stderr
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
-from torch.utils.flop_counter import FlopCounterMode
 
 from selectconv.checks import warn
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers, unwrap
 from selectconv.errors import CompressionError
-from selectconv.graph.example import (
-    as_arguments,
-    check_fits,
-    evaluating,
-    settled_arguments,
+from selectconv.graph.example import bind_example, evaluating
+from selectconv.graph.operations import (
+    Family,
+    argument,
+    channel_padding,
+    concatenated,
+    family_of,
 )
-from selectconv.graph.fixed_shapes import DependsOnValues, FixedShapeTracer, failed_line
-from selectconv.graph.kinds import Kind, classify, shape_of
-from selectconv.graph.pure_graph import purify
-from selectconv.graph.tracer import Tracer, first_line, module_of
+from selectconv.graph.pure_graph import purify, shape_of
+from selectconv.graph.tracer import (
+    DependsOnValues,
+    FailsOnExample,
+    Fixed,
+    ShapeTracer,
+    failed_line,
+    first_line,
+    module_of,
+)
+
+
+class Kind(Enum):
+    """How the channels of an operation's output depend on those of its inputs."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    CONV = "conv"  # each output channel from all inputs of its group; filters can be removed
+    LINEAR = "linear"  # the same, for features (N, C)
+    NORM = "norm"  # channel by channel, with parameters for each
+    CHANNELWISE = "channelwise"  # channel by channel
+    CONCAT = "concat"  # the channels of one input after those of another
+    CHANNEL_PAD = "channel pad"  # zero channels before or after the input's
+    TENSOR = "tensor"  # a parameter or buffer of the model
+    SHAPE = "shape"  # reads sizes other than the number of channels
+    OTHER = "other"  # reads all channels, and keeps its own: compressing leaves it alone
+
+
+_KIND_OF_OP = {"placeholder": Kind.INPUT, "output": Kind.OUTPUT, "get_attr": Kind.TENSOR}
+_CHANNELWISE = {
+    Family.ACTIVATION, Family.ARITHMETIC, Family.AVERAGE_POOL, Family.ADAPTIVE_AVERAGE_POOL,
+    Family.SPATIAL, Family.RESIZE, Family.CAST, Family.CONTIGUOUS,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,13 +74,15 @@ class Operation:
         node: its node in the graph.
         kind: how it treats channels.
         shape: of its output; empty where that is not a tensor.
+        macs: its multiply-adds in the dense model, by torch's counter.
         module: the module that it calls, if it calls one.
     """
 
     node: fx.Node
     kind: Kind
-    shape: tuple[int, ...] = ()
-    module: nn.Module | None = None
+    shape: tuple[int, ...]
+    macs: int
+    module: nn.Module | None
 
     @property
     def channels(self) -> int:
@@ -68,12 +97,10 @@ class Dataflow:
     Attributes:
         root: the traced copy of the model; its parameters are the model's own.
         operations: by node, in order.
-        macs: by node, its multiply-adds in the dense model, by torch's counter.
     """
 
     root: fx.GraphModule
     operations: dict[fx.Node, Operation]
-    macs: dict[fx.Node, int]
 
     def tensor(self, node: fx.Node) -> Tensor:
         """Look up the parameter or buffer that a node of kind TENSOR stands for."""
@@ -89,57 +116,30 @@ def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
 
     Raises:
         CompressionError: the model cannot be traced, or fails on the example.
-        TypeError: `model` is not a module.
+        TypeError: `model` is not a module, or the example does not fit its forward.
     """
     model = unwrap(model)
     if isinstance(model, _ConvNd | nn.Linear | _BatchNorm):
         model = nn.Sequential(model)  # a graph needs a parent module
+    check_modules(model)
+    bound = bind_example(model, example_input)
+    given = set(bound.arguments)
+    bound.apply_defaults()
     # Selective layers are the model's own: what is counted follows their slots.
     layers = selective_layers(model).values()
-    args, kwargs = as_arguments(example_input)
-    check_modules(model)
     root = copy_model(model, (*model.parameters(), *layers))
     with evaluating(root):
-        traced = fx.GraphModule(root, _trace(root, args, kwargs))
-        inputs = _positional(traced.graph, args, kwargs)
-        check_fits(root, args, kwargs)
-        macs = _run_and_purify(traced, root, inputs)
-    modules = {node: module_of(traced, node) for node in traced.graph.nodes}
-    operations = {
-        node: Operation(node, classify(node, module), shape_of(node), module)
-        for node, module in modules.items()
-    }
-    return Dataflow(traced, operations, macs)
-
-
-class _Observer(ShapeProp):
-    """Runs a graph once, and notes the shape and the multiply-adds of each node."""
-
-    def observe(self, inputs: tuple[Any, ...]) -> dict[fx.Node, int]:
-        self.macs: dict[fx.Node, int] = {}
-        with torch.no_grad(), FlopCounterMode(display=False) as self.counter:
-            self.propagate(*inputs)
-        return self.macs
-
-    def run_node(self, n: fx.Node) -> Any:
-        before = self.counter.get_total_flops()
-        value = super().run_node(n)
-        self.macs[n] = int(self.counter.get_total_flops() - before) // 2
-        return value
-
-
-def _run_and_purify(
-    traced: fx.GraphModule, root: nn.Module, inputs: tuple[Any, ...]
-) -> dict[fx.Node, int]:
-    """Note shapes and multiply-adds, and drop what changes nothing; return the multiply-adds."""
-    try:
-        with redirect_stderr(io.StringIO()):  # ShapeProp prints what it raises
-            macs = _Observer(traced).observe(inputs)
-    except Exception as error:
-        reason = str(error.__cause__ or error).split("\n\nWhile executing")[0].strip()
-        raise CompressionError(f"`example_input`: the model fails on it with {reason}") from error
-    purify(traced, root)  # which changes and drops nodes, and adds none
-    return {node: macs[node] for node in traced.graph.nodes}
+        graph = _trace(root, bound.arguments)
+        for node in graph.find_nodes(op="placeholder"):  # the graph holds for no other values
+            if str(node.target).lstrip("*") not in given and not node.users:
+                graph.erase_node(node)
+        traced = fx.GraphModule(root, graph)
+        purify(traced)
+    operations = {}
+    for node in traced.graph.nodes:
+        module, macs = module_of(traced, node), node.meta.get("macs", 0)
+        operations[node] = Operation(node, classify(node, module), shape_of(node), macs, module)
+    return Dataflow(traced, operations)
 
 
 def check_modules(model: nn.Module) -> None:
@@ -174,88 +174,119 @@ def copy_model(model: nn.Module, shared: Iterable[Any] = ()) -> nn.Module:
         raise CompressionError(f"`model` cannot be copied: {first_line(error)}") from error
 
 
-def _trace(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Graph:
+def _trace(root: nn.Module, arguments: Mapping[str, Any]) -> fx.Graph:
     """Trace a model for all shapes or, where it depends on them, for those of the example."""
-    settled = settled_arguments(root, args, kwargs)
-    tracer = Tracer(_is_selective, settled)
-    try:
-        return _without(tracer.trace(root), settled, args, kwargs)
-    except Exception as error:  # user code under a tracer can fail in any way
-        place = f"{_describe_place(root, tracer)} depends on shapes"
-        if line := failed_line(error):
-            place += f", in {line}"
-    graph, keeps_batch = _trace_example(root, args, kwargs)
-    warn(
-        f"{place}: the model was traced for inputs of the example's shapes"
-        f"{'' if keeps_batch else ', including its batch size'}, and the result is only valid for "
-        "these."
-    )
-    return _without(graph, settled, args, kwargs)
-
-
-def _without(
-    graph: fx.Graph, settled: Mapping[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> fx.Graph:
-    """Drop settled arguments that the example leaves out: the graph holds for no other values."""
-    for node in graph.find_nodes(op="placeholder")[len(args) :]:
-        is_settled = node.target in settled and node.target not in kwargs
-        if (is_settled or str(node.target).startswith("*")) and not node.users:
-            graph.erase_node(node)
+    place = ""
+    for fixed in Fixed:
+        tracer = ShapeTracer(lambda module: isinstance(module, SelectConvNd), arguments, fixed)
+        try:
+            graph = tracer.trace(root)
+            break
+        except FailsOnExample as error:
+            raise CompressionError(
+                f"`example_input`: the model fails on it with {error}"
+            ) from error.__cause__
+        except Exception as error:  # user code under a tracer can fail in any way
+            if fixed is Fixed.ALL or isinstance(error, DependsOnValues):
+                raise _refusal(root, tracer, error) from error
+            place = place or f"{_place(root, tracer)} depends on shapes, in {failed_line(error)}"
+    for node in graph.find_nodes(op="get_attr"):
+        node.meta["value"] = operator.attrgetter(str(node.target))(root)
+    if tracer.fixed:
+        batch = ", including its batch size" if tracer.fixed is Fixed.ALL else ""
+        warn(
+            f"{place}: the model was traced for inputs of the example's shapes{batch}, and the "
+            "result is only valid for these."
+        )
     return graph
 
 
-def _trace_example(
-    root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[fx.Graph, bool]:
-    """Trace a model for the shapes of its example; return also whether batches are free."""
-    try:
-        bound = inspect.signature(root.forward).bind(*args, **kwargs)
-    except TypeError as error:
-        raise CompressionError(f"`example_input`: the model fails on it with {error}") from error
-    bound.apply_defaults()
-    for keeps_batch in (True, False):
-        tracer = FixedShapeTracer(_is_selective, bound.arguments, keeps_batch=keeps_batch)
-        try:
-            return tracer.trace(root), tracer.keeps_batch
-        except Exception as error:  # user code under a tracer can fail in any way
-            if not keeps_batch or isinstance(error, DependsOnValues):
-                raise _refusal(root, tracer, error) from error
-    raise AssertionError("the last try returns or raises")
-
-
-def _refusal(root: nn.Module, tracer: Tracer, error: Exception) -> CompressionError:
+def _refusal(root: nn.Module, tracer: ShapeTracer, error: Exception) -> CompressionError:
     """Say in one line why a model cannot be traced."""
-    line = failed_line(error)
+    reason, line = first_line(error).rstrip("."), failed_line(error)
     if isinstance(error, DependsOnValues):
-        reason = f"{line or error} depends on the values of a tensor"
-    else:
-        reason = first_line(error).rstrip(".") + (f", in {line}" if line else "")
+        reason = "what it computes depends on the values of a tensor"
     return CompressionError(
-        f"{_describe_place(root, tracer)} cannot be traced: {reason}. The model itself, with its "
+        f"{_place(root, tracer)} cannot be traced: {reason}, in {line}. The model itself, with its "
         "closed slots masked, still works."
     )
 
 
-def _is_selective(module: nn.Module) -> bool:
-    return isinstance(module, SelectConvNd)
-
-
-def _describe_place(root: nn.Module, tracer: Tracer) -> str:
+def _place(root: nn.Module, tracer: ShapeTracer) -> str:
     """Name the module in which tracing failed."""
     inside = tracer.inside[-1] if tracer.inside else ""
     kind = type(root.get_submodule(inside)).__name__
     return f"`{inside}` ({kind})" if inside else f"`{kind}`"
 
 
-def _positional(graph: fx.Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Order the arguments as the graph's inputs; those with a default may be left out."""
-    values = list(args)
-    for node in graph.find_nodes(op="placeholder")[len(args) :]:
-        name = str(node.target).lstrip("*")
-        if name in kwargs:
-            values.append(kwargs[name])
-        elif node.args:
-            values.append(node.args[0])
-        else:
-            raise CompressionError(f"`example_input` lacks {name!r}, which the model takes.")
-    return tuple(values)
+def classify(node: fx.Node, module: nn.Module | None) -> Kind:
+    """Find the kind of a node; anything that is not exactly as expected is of kind OTHER."""
+    if node.op in _KIND_OF_OP:
+        return _KIND_OF_OP[node.op]
+    if _reads_sizes_only(node):
+        return Kind.SHAPE
+    before, after = shape_of(argument(node)), shape_of(node)
+    family = Family.CONV if isinstance(module, SelectConvNd) else family_of(node, module)
+    kind, is_plain = Kind.OTHER, True
+    if family in _CHANNELWISE:
+        kind, is_plain = Kind.CHANNELWISE, _is_aligned(node)
+    elif isinstance(module, _ConvNd) and family is Family.CONV:
+        # A hook may return something else.
+        is_plain = len(before) == len(module.kernel_size) + 2 and after[1] == module.out_channels
+        kind = Kind.CONV
+    elif family is Family.LINEAR:
+        kind, is_plain = Kind.LINEAR, len(before) == 2
+    elif isinstance(module, _BatchNorm) and family is Family.NORM:
+        kind, is_plain = Kind.NORM, module.track_running_stats
+    elif family is Family.MEAN:
+        dim = argument(node, 1, "dim")
+        dims = dim if isinstance(dim, list | tuple) else (dim,)
+        kind = Kind.CHANNELWISE
+        is_plain = len(before) > 2 and all(isinstance(d, int) and d % len(before) > 1 for d in dims)
+    elif family is Family.CONCAT:
+        kind, is_plain = Kind.CONCAT, concatenated(node, len(after) - 2) is not None
+    elif family is Family.PAD:
+        added = channel_padding(node, len(before) - 2)
+        kind, is_plain = Kind.CHANNEL_PAD if added and any(added) else Kind.CHANNELWISE, bool(added)
+    return kind if is_plain else Kind.OTHER
+
+
+def _is_aligned(node: fx.Node) -> bool:
+    """Return whether the channels of all operands are the output's, or are broadcast over them."""
+    out = shape_of(node)
+    if len(out) < 2:
+        return False
+    for other in node.all_input_nodes:
+        shape = shape_of(other)
+        axis = 1 + len(shape) - len(out)
+        size = 1 if axis < 0 else shape[axis]
+        can_narrow = axis == 1 or other.op == "get_attr"  # as (C, 1, 1): parameters only
+        if size != 1 and not (can_narrow and size == out[1]):
+            return False
+    return True
+
+
+def _reads_sizes_only(node: fx.Node) -> bool:
+    """Return whether a node reads sizes of a tensor, none of which is its number of channels."""
+    is_attribute = node.op == "call_function" and node.target is getattr
+    name = node.args[1] if is_attribute else node.target
+    if not is_attribute and node.op != "call_method":
+        return False
+    if name in ("dim", "ndimension", "ndim", "dtype", "device"):
+        return True
+    axes = range(len(shape_of(argument(node))))
+    if name == "size" and (dim := argument(node, 1, "dim")) is not None:
+        return _leaves_out_channels(dim, axes)
+    return name in ("shape", "size") and all(
+        user.target is operator.getitem and _leaves_out_channels(user.args[1], axes)
+        for user in node.users
+    )
+
+
+def _leaves_out_channels(item: Any, axes: range) -> bool:
+    """Return whether an item of a shape, a number or a slice, is not the number of channels."""
+    if isinstance(item, slice):
+        bounds = (item.start, item.stop, item.step)
+        is_plain = all(bound is None or isinstance(bound, int) for bound in bounds)
+        return is_plain and 1 not in axes[item]
+    return isinstance(item, int) and item % max(1, len(axes)) != 1

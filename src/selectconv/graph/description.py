@@ -1,7 +1,6 @@
 """A table of a model's convs: their source of E[X], or why they are plain; and their slots."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -12,8 +11,7 @@ from selectconv.core.kernels import describe_path
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import unwrap_compiled
 from selectconv.errors import MeanSourceError
-from selectconv.extras import import_extra
-from selectconv.graph.eligibility import MIN_CHANNELS, why_not
+from selectconv.graph.convert import MIN_CHANNELS, why_plain
 from selectconv.tables import html_table, text_table
 
 _CPU = torch.device("cpu")
@@ -62,36 +60,6 @@ class Description(tuple[ConvRow, ...]):
     def _repr_html_(self) -> str:
         return html_table(self._lines(), right=_FIGURES, note=self._summary())
 
-    def plot(self, ax: Any = None) -> Any:
-        """Plot how many slots of each selective conv are unchanged, re-allocated and closed.
-
-        Args:
-            ax: matplotlib axes to draw into. None: new ones.
-
-        Returns:
-            The axes.
-
-        Raises:
-            ModuleNotFoundError: matplotlib is not installed.
-        """
-        rows = [row for row in self if not row.skipped]
-        if ax is None:
-            size = (7, 1.5 + 0.25 * len(rows))
-            _, ax = import_extra("matplotlib.pyplot", "A plot").subplots(figsize=size)
-        left = [0] * len(rows)
-        for label, colour, counts in (
-            ("open", "#2f6fab", [row.open - row.moved for row in rows]),
-            ("re-allocated", "#d9772b", [row.moved for row in rows]),
-            ("closed", "#c9d0d6", [row.closed for row in rows]),
-        ):
-            ax.barh(range(len(rows)), counts, left=left, color=colour, label=label)
-            left = [before + count for before, count in zip(left, counts, strict=True)]
-        ax.set_yticks(range(len(rows)), [row.name or "(model)" for row in rows])
-        ax.invert_yaxis()
-        ax.set_xlabel("slots")
-        ax.legend()
-        return ax
-
     def _lines(self) -> list[tuple[str, ...]]:
         why = "E[X] or why it is plain"
         table: list[tuple[str, ...]] = [
@@ -137,33 +105,23 @@ def describe(model: nn.Module) -> Description:
             continue
         is_lazy = isinstance(conv.weight, UninitializedParameter)
         shape = () if is_lazy else tuple(conv.weight.shape)
-        if not isinstance(conv, SelectConvNd):
-            why = (
-                getattr(conv, "_selectconv_skipped", None)
-                or why_not(conv, MIN_CHANNELS)
-                or "not converted"
-            )
-            rows.append(ConvRow(name, shape, None, str(why), conv.in_channels, 0, 0, None))
+        if isinstance(conv, SelectConvNd):
+            rows.append(_row(name, shape, conv))
             continue
-        try:
-            gamma = conv.smallest_gamma()
-        except MeanSourceError:
-            gamma = None
-        is_open = int(conv.gate.sum())
-        rows.append(
-            ConvRow(
-                name=name,
-                shape=shape,
-                source="none: set `mean_source`"
-                if conv.mean_source is None
-                else repr(conv.mean_source),
-                skipped=None,
-                open=is_open,
-                closed=conv.in_channels - is_open,
-                moved=int((conv.moved & conv.gate).sum()),
-                smallest_gamma=gamma,
-            )
-        )
+        why = getattr(conv, "_selectconv_skipped", None) or why_plain(conv, MIN_CHANNELS)
+        why = str(why or "not converted")
+        rows.append(ConvRow(name, shape, None, why, conv.in_channels, 0, 0, None))
     description = Description(rows)
     description.path = describe_path(next((p.device for p in model.parameters()), _CPU))
     return description
+
+
+def _row(name: str, shape: tuple[int, ...], layer: SelectConvNd) -> ConvRow:
+    """Describe a selective conv."""
+    try:
+        gamma = layer.smallest_gamma()
+    except MeanSourceError:
+        gamma = None
+    source = "none: set `mean_source`" if layer.mean_source is None else repr(layer.mean_source)
+    num_open, moved = int(layer.gate.sum()), int((layer.moved & layer.gate).sum())
+    return ConvRow(name, shape, source, None, num_open, layer.in_channels - num_open, moved, gamma)

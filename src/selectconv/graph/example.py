@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from inspect import signature
+from inspect import BoundArguments, signature
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,8 @@ def as_arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if all(leaf is None or isinstance(leaf, _NO_TENSORS) for leaf in leaves):
         raise TypeError(
             "`example_input` must be a tensor, a tuple of arguments or a dict of keyword "
-            f"arguments, got {_describe(example_input)}."
+            f"arguments, got {example_input!r:.60}; for an array give torch.from_numpy(array), for "
+            "a shape torch.zeros(shape)."
         )
     sizes = [leaf.numel() for leaf in leaves if isinstance(leaf, Tensor)]
     if sizes and not any(sizes):
@@ -53,47 +54,14 @@ def as_arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (example_input,), {}
 
 
-def check_fits(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments that a model's forward does not take.
+def bind_example(model: nn.Module, example_input: Any) -> BoundArguments:
+    """Give an example's arguments the names that a model's forward has for them.
 
     Raises:
-        TypeError: there are too many or too few, or one has another name.
+        TypeError: they do not fit: there are too many or too few, or one has another name.
     """
+    args, kwargs = as_arguments(example_input)
     try:
-        accepted = signature(model.forward)
-    except (TypeError, ValueError):  # a forward that does not say what it takes
-        return
-    try:
-        accepted.bind(*args, **kwargs)
+        return signature(model.forward).bind(*args, **kwargs)
     except TypeError as error:
         raise TypeError(f"`example_input` does not fit the model's forward: {error}.") from None
-
-
-def settled_arguments(
-    model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return what a forward decides by, by name: None, flags and texts, given or by default.
-
-    To torch.fx all arguments are unknown values: `if mask is None` would never hold.
-    """
-    try:
-        bound = signature(model.forward).bind_partial(*args, **(kwargs or {}))
-    except (TypeError, ValueError):  # arguments that do not fit, or a forward that says nothing
-        return {}
-    bound.apply_defaults()
-    return {
-        name: value
-        for name, value in bound.arguments.items()
-        if value is None or isinstance(value, bool | str)
-    }
-
-
-def _describe(value: Any) -> str:
-    """Say what was given in place of an example, and what was perhaps meant."""
-    if isinstance(value, np.ndarray):
-        return "a numpy array; give torch.from_numpy(array)"
-    if not isinstance(value, tuple | list):
-        return type(value).__name__ if value is not None else "None"
-    if value and all(isinstance(size, int) for size in value):
-        return f"the numbers {value!r}; for a shape, give torch.zeros{tuple(value)!r}"
-    return f"a {type(value).__name__} without a tensor"

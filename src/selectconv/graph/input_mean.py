@@ -5,15 +5,19 @@ norm gives the closed form; what keeps a channel's mean is passed through. Anyth
 walk: the caller observes the mean instead.
 """
 
+import copy
+import operator
 import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, cast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from inspect import signature
+from types import MappingProxyType
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from selectconv.core.mean_source import (
@@ -24,21 +28,26 @@ from selectconv.core.mean_source import (
     SelectedMean,
 )
 from selectconv.core.moments import Activation
-from selectconv.graph.example import settled_arguments
-from selectconv.graph.mean_rules import (
-    Chain,
-    activation,
-    differ_by_channel,
-    is_leaf,
-    keeps_mean,
-    keeps_values,
-    norm_and_activations,
-    raw_inputs,
-    writes_into,
+from selectconv.graph.operations import (
+    ATTRIBUTES,
+    IN_PLACE_OPERATORS,
+    Family,
+    argument,
+    channel_padding,
+    concatenated,
+    family_of,
+    find_module_row,
+    find_row,
+    out_of_place,
 )
-from selectconv.graph.operations import Family, argument, family_of
 from selectconv.graph.rearrangement import is_rearrangement, moved_channels
-from selectconv.graph.tracer import Tracer, first_line
+from selectconv.graph.tracer import Tracer, first_line, settle
+
+_SAME_VALUES = {Family.IDENTITY, Family.CAST, Family.CONTIGUOUS, Family.COPY}
+_SAME_MEAN = {Family.DROPOUT, Family.ADAPTIVE_AVERAGE_POOL, Family.RESIZE}
+# After these, and after modules with weights of their own, raw input is no longer raw.
+_RAW_ENDS = {Family.ACTIVATION, Family.LAYER, Family.NORM, Family.SIZE, Family.FILL}
+_UNPADDED = (0, (0,), (0, 0), (0, 0, 0))
 
 
 @dataclass(frozen=True)
@@ -48,136 +57,111 @@ class ConvInput:
     Attributes:
         source: the closed form of its mean; None: not shown.
         is_raw: it is reached from the model's input without a norm, activation or conv between.
-        calls: how often a run of the graph calls the conv.
     """
 
-    source: ClosedForm | None = None
-    is_raw: bool = False
-    calls: int = 1
+    source: ClosedForm | None
+    is_raw: bool
 
 
-@dataclass(frozen=True)
-class ConvInputs:
-    """A model's convs, by module identity, with what the graph shows of their inputs.
+class ConvInputs(NamedTuple):
+    """A model's convs, by `id`, with what the graph shows of their inputs.
 
     Attributes:
-        inputs: by `id(conv)`; convs that the traced forward does not reach are missing.
-        failure: why the model could not be traced as a whole; None: it was.
+        inputs: convs that the traced forward does not reach are missing.
+        failure: why the model could not be traced; None: it was.
     """
 
-    inputs: dict[int, ConvInput] = field(default_factory=dict)
-    failure: str | None = None
+    inputs: dict[int, ConvInput]
+    failure: str | None
 
 
-@dataclass(frozen=True)
-class Calls:
-    """How a run called a module.
-
-    Attributes:
-        settled: the arguments that it decides by (`settled_arguments`); None: the calls differ.
-        number: of calls.
-    """
-
-    settled: dict[str, Any] | None
-    number: int = 1
-
-
-def find_conv_inputs(model: nn.Module, calls: Mapping[int, Calls] | None = None) -> ConvInputs:
-    """Trace a model and look at every conv's input.
-
-    A model that cannot be traced shows nothing by itself. Where it is known which modules a run of
-    it called, those of its parts that can be traced are looked at one by one.
+def find_conv_inputs(
+    model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] = MappingProxyType({})
+) -> ConvInputs:
+    """Trace a model, which is left as it is, and look at every conv's input.
 
     Args:
         model: the model.
-        calls: how a run called each module, by `id(module)`; None: not known.
+        args: of an example; its forward may decide by those that are no tensors, or by defaults.
+        kwargs: of an example, by name.
     """
-    by_default = Calls(settled_arguments(model))
-    found = _trace_whole(model, (calls or {}).get(id(model), by_default))
-    if found.failure is None or calls is None:
-        return found
-    inputs: dict[int, ConvInput] = {}
-    parts = list(model.children())
-    while parts:
-        part = parts.pop()
-        # If other code calls a part's modules, tracing its own forward would mislead.
-        called = calls.get(id(part))
-        shown = ConvInputs(failure="not called") if called is None else _trace_whole(part, called)
-        if shown.failure is not None:
-            parts.extend(part.children())
-            continue
-        for key, seen in shown.inputs.items():
-            if key in calls and calls[key].number == calls[id(part)].number * seen.calls:
-                # What reaches the part is not known to be raw.
-                inputs[key] = ConvInput(seen.source, calls=seen.calls)
-    return ConvInputs(inputs, found.failure)
-
-
-def _trace_whole(model: nn.Module, calls: Calls) -> ConvInputs:
-    if calls.settled is None:
-        return ConvInputs(failure="it is called in several ways")
+    bound = signature(model.forward).bind_partial(*args, **kwargs)
+    bound.apply_defaults()
     before = _random_state()
     try:
-        with _left_alone(model):
-            graph = Tracer(is_leaf, calls.settled).trace(model)
+        # A forward may keep features, count its calls or update statistics: a copy's, here.
+        traced = copy.deepcopy(model, {id(own): own for own in model.parameters()})
+        graph = Tracer(_is_leaf, settle(bound.arguments)).trace(traced)
     except Exception as error:  # user code under a tracer can fail in any way; the reason is kept
-        return ConvInputs(failure=first_line(error))
+        return ConvInputs({}, first_line(error))
     if _random_state() != before:  # as in stochastic depth: the graph may be there by chance
-        return ConvInputs(failure="it draws random numbers, by which it may decide what to do")
+        return ConvInputs({}, "it draws random numbers, by which it may decide what to do")
     modules = dict(model.named_modules())
     reached: dict[int, list[fx.Node]] = {}
     for node in graph.nodes:
-        if node.op == "call_module" and isinstance(modules.get(str(node.target)), _ConvNd):
+        if node.op == "call_module" and isinstance(modules[str(node.target)], _ConvNd):
             reached.setdefault(id(modules[str(node.target)]), []).append(node)
     order = {node: place for place, node in enumerate(graph.nodes)}
     inputs = {}
     for key, nodes in reached.items():
         conv = cast(_ConvNd, modules[str(nodes[0].target)])
         walk = _Walk(modules, order, order[nodes[0]], axes=len(conv.kernel_size))
-        is_raw = any(walk.is_raw(argument(node)) for node in nodes)
-        source = None
+        source, is_raw = None, any(walk.is_raw(argument(node)) for node in nodes)
         if len(nodes) == 1 and not is_raw:  # a conv that is called twice has no single input
-            source = walk.closed_form(argument(nodes[0]), (), conv.in_channels)
+            source = walk.closed_form(argument(nodes[0]), ())
             if source is not None and source.num_channels != conv.in_channels:
                 source = None
-        inputs[key] = ConvInput(source, is_raw, len(nodes))
-    return ConvInputs(inputs)
+        inputs[key] = ConvInput(source, is_raw)
+    return ConvInputs(inputs, None)
 
 
 def _random_state() -> tuple[Any, ...]:
     """Return where the random numbers of torch, NumPy and Python stand."""
     _, keys, *rest = np.random.get_state()
-    return (
-        torch.get_rng_state().numpy().tobytes(),
-        np.asarray(keys).tobytes(),
-        rest,
-        random.getstate(),
-    )
+    state = torch.get_rng_state().numpy().tobytes()
+    return state, np.asarray(keys).tobytes(), rest, random.getstate()
 
 
-@contextmanager
-def _left_alone(model: nn.Module) -> Iterator[None]:
-    """Undo what a model's own code does to its modules while it is traced.
+def _is_leaf(module: nn.Module) -> bool:
+    """Return whether a module is to be seen as one step, although it may not be torch's own."""
+    return isinstance(module, _ConvNd | _BatchNorm) or find_module_row(module) is not None
 
-    A forward may keep features, count its calls or update statistics in place; the tracer itself
-    hangs the constants that it meets on the model.
-    """
-    dicts = [
-        (own, dict(own))
-        for module in model.modules()
-        for own in (vars(module), module._parameters, module._buffers, module._modules)
-    ]
-    buffers = [(buffer, buffer._version, buffer.detach().clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        for own, held in dicts:
-            own.clear()
-            own.update(held)
-        with torch.no_grad():
-            for buffer, version, value in buffers:
-                if buffer._version != version:
-                    buffer.copy_(value)
+
+class Call(NamedTuple):
+    """An elementwise function, with the arguments that follow its input."""
+
+    function: Activation
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = {}
+
+    @property
+    def differs_by_channel(self) -> bool:
+        """It treats channels differently."""
+        return isinstance(self.function, nn.PReLU) and self.function.num_parameters > 1
+
+    def __repr__(self) -> str:
+        function: Any = self.function
+        name = getattr(function, "__name__", type(function).__name__)
+        settings = [*map(repr, self.args), *(f"{key}={val!r}" for key, val in self.kwargs.items())]
+        return f"{name}({', '.join(settings)})" if settings else name
+
+
+class Chain:
+    """Elementwise functions one after another, as one callable."""
+
+    def __init__(self, calls: tuple[Call, ...]) -> None:
+        self.calls = calls
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply them all."""
+        for function, args, kwargs in self.calls:
+            weights = function.parameters() if isinstance(function, nn.Module) else iter(())
+            weight = next(weights, None)  # PReLU computes in its weight's dtype only
+            x = function(x if weight is None else x.to(weight), *args, **kwargs)
+        return x
+
+    def __repr__(self) -> str:
+        return " + ".join(map(repr, self.calls))
 
 
 class _Walk:
@@ -198,39 +182,34 @@ class _Walk:
         self.end = end
         self.axes = axes
 
-    def closed_form(
-        self, node: Any, acts: tuple[Activation, ...], width: int | None
-    ) -> ClosedForm | None:
+    def closed_form(self, node: Any, acts: tuple[Call, ...]) -> ClosedForm | None:
         """Find E of `acts(node)` in closed form.
 
         Args:
             node: where the walk stands.
             acts: the activations passed on the way, in the order in which they are applied.
-            width: the number of channels of `node`, where it is known.
         """
         if not isinstance(node, fx.Node) or self._is_overwritten(node):
             return None
-        module = self._module(node)
-        norm = norm_and_activations(module)
-        if norm is not None:
-            bn, own = norm
-            return BatchNormMean(bn, _compose((*own, *acts)))
-        act = activation(node, module)
-        if act is not None:
-            return self.closed_form(argument(node), (act, *acts), width)
-        if keeps_values(node, module):
-            return self.closed_form(argument(node), acts, width)
+        module, before = self._module(node), argument(node)
         family = family_of(node, module)
-        if family is Family.CONCAT:
-            return self._concat(node, acts, width)
-        if family is Family.PAD:
-            return self._zero_padded(node, acts, width)
-        if is_rearrangement(node, module):
-            return self._rearranged(node, acts)
+        if isinstance(module, _BatchNorm) and family is Family.NORM:
+            return _norm_mean(module, acts)
+        if family is Family.ACTIVATION:
+            act = _activation(node, module)
+            return None if act is None else self.closed_form(before, (act, *acts))
         # A mean that is kept says nothing about the mean of a non-linear function after it.
-        if not acts and keeps_mean(node, module):
-            return self.closed_form(argument(node), (), width)
-        return None
+        if _keeps_values(node, module) or (not acts and _keeps_mean(node, module)):
+            return self.closed_form(before, acts)
+        if any(act.differs_by_channel for act in acts):
+            return None
+        if family is Family.CONCAT:
+            parts = [self.closed_form(x, acts) for x in concatenated(node, self.axes) or [None]]
+            known = [part for part in parts if part is not None]
+            return ConcatMean(known) if len(known) == len(parts) else None
+        if family is Family.PAD:
+            return self._padded(node, acts)
+        return self._rearranged(node, acts) if is_rearrangement(node, module) else None
 
     def is_raw(self, node: Any, seen: set[fx.Node] | None = None) -> bool:
         """Return whether the model's input reaches `node` past norms, activations and convs."""
@@ -240,7 +219,9 @@ class _Walk:
         seen.add(node)
         if node.op == "placeholder":
             return True
-        return any(self.is_raw(before, seen) for before in raw_inputs(node, self._module(node)))
+        if _ends_raw(node, self._module(node)):
+            return False
+        return any(self.is_raw(before, seen) for before in node.all_input_nodes)
 
     def _module(self, node: fx.Node) -> nn.Module | None:
         return self.modules.get(str(node.target)) if node.op == "call_module" else None
@@ -253,87 +234,111 @@ class _Walk:
         if self.order[user] >= self.end:
             return False
         module = self._module(user)
-        if writes_into(user, module, node):
+        if _writes_into(user, module, node):
             return True
         # What is written into a view of it is written into it as well.
-        is_view = keeps_values(user, module) or is_rearrangement(user, module)
+        is_view = _keeps_values(user, module) or is_rearrangement(user, module)
         return is_view and any(self._is_writer(further, user) for further in user.users)
 
-    def _rearranged(self, node: fx.Node, acts: tuple[Activation, ...]) -> ClosedForm | None:
+    def _padded(self, node: fx.Node, acts: tuple[Call, ...]) -> ClosedForm | None:
+        added = channel_padding(node, self.axes)
+        if added is None or any(argument(node, 1, "pad")[: 2 * self.axes]):
+            return None
+        part = self.closed_form(argument(node), acts)
+        if part is None:
+            return None
+        zero = Chain(acts)(torch.zeros(1)).item()
+        front, back = ([ConstantMean(zero, size)] if size else [] for size in added)
+        return ConcatMean([*front, part, *back])
+
+    def _rearranged(self, node: fx.Node, acts: tuple[Call, ...]) -> ClosedForm | None:
         start: Any = node
         while isinstance(start, fx.Node) and is_rearrangement(start, self._module(start)):
             if self._is_overwritten(start):
                 return None
             start = argument(start)
-        if differ_by_channel(acts) or not isinstance(start, fx.Node):
-            return None
-        source = self.closed_form(start, acts, None)
+        source = self.closed_form(start, acts)
         if source is None:
             return None
         moved = moved_channels(start, node, source.num_channels, self.axes, self._module)
-        if moved is None:
-            return None
-        is_same = torch.equal(moved, torch.arange(source.num_channels))
-        return source if is_same else SelectedMean(source, moved.tolist())
-
-    def _concat(
-        self, node: fx.Node, acts: tuple[Activation, ...], width: int | None
-    ) -> ClosedForm | None:
-        tensors = argument(node, 0, "tensors")
-        dim = argument(node, 1, "dim", node.kwargs.get("axis", 0))
-        if dim not in (1, -1 - self.axes) or not isinstance(tensors, list | tuple):
-            return None
-        if differ_by_channel(acts):
-            return None
-        parts = [self.closed_form(tensor, acts, None) for tensor in tensors]
-        # Appended zeros do not say how many they are: what is missing must be theirs.
-        unknown = [i for i, part in enumerate(parts) if part is None]
-        if len(unknown) == 1 and width is not None and self._is_zeros(tensors[unknown[0]]):
-            rest = width - sum(part.num_channels for part in parts if part is not None)
-            if rest > 0:
-                parts[unknown[0]] = _constant(acts, rest)
-        if any(part is None for part in parts):
-            return None
-        return ConcatMean([part for part in parts if part is not None])
-
-    def _is_zeros(self, node: Any) -> bool:
-        if not isinstance(node, fx.Node) or family_of(node, None) is not Family.ZEROS:
-            return False
-        return not self._is_overwritten(node)
-
-    def _zero_padded(
-        self, node: fx.Node, acts: tuple[Activation, ...], width: int | None
-    ) -> ClosedForm | None:
-        pad = argument(node, 1, "pad")
-        mode = argument(node, 2, "mode", "constant")
-        value = argument(node, 3, "value")
-        if not isinstance(pad, list | tuple) or len(pad) < 2 or differ_by_channel(acts):
-            return None
-        # F.pad counts from the last axis: the pair after the spatial ones is that of the channels.
-        *spatial, front, back = pad
-        if len(spatial) != 2 * self.axes or any(size != 0 for size in spatial):
-            return None
-        if not (isinstance(front, int) and isinstance(back, int)) or min(front, back) < 0:
-            return None
-        if mode != "constant" or value not in (None, 0, 0.0):
-            return None
-        inner = None if width is None else width - front - back
-        part = self.closed_form(argument(node), acts, inner)
-        if part is None or (inner is not None and part.num_channels != inner):
-            return None
-        parts: list[ClosedForm] = [part]
-        if front:
-            parts.insert(0, _constant(acts, front))
-        if back:
-            parts.append(_constant(acts, back))
-        return ConcatMean(parts)
+        if moved is None or torch.equal(moved, torch.arange(source.num_channels)):
+            return None if moved is None else source
+        return SelectedMean(source, moved.tolist())
 
 
-def _compose(acts: tuple[Activation, ...]) -> Activation | None:
-    if not acts:
-        return None
-    return acts[0] if len(acts) == 1 else Chain(acts)
+def _norm_mean(norm: _BatchNorm, acts: tuple[Call, ...]) -> BatchNormMean | None:
+    """Return the mean of a batch norm's output after these activations, and after its own."""
+    act = getattr(norm, "act", None)  # timm's norms that activate
+    if act is not None and type(act) is not nn.Identity:
+        row = find_module_row(act)
+        if row is None or row.family is not Family.ACTIVATION:
+            return None
+        acts = (Call(act), *acts)
+    if type(getattr(norm, "drop", nn.Identity())) is not nn.Identity:
+        return None  # what drops activations before a non-linear one changes the mean after it
+    if len(acts) == 1 and not (acts[0].args or acts[0].kwargs):
+        return BatchNormMean(norm, acts[0].function)
+    return BatchNormMean(norm, Chain(acts) if acts else None)
 
 
-def _constant(acts: tuple[Activation, ...], num_channels: int) -> ConstantMean:
-    return ConstantMean(Chain(acts)(torch.zeros(1)).item(), num_channels)
+def _activation(node: fx.Node, module: nn.Module | None) -> Call | None:
+    """Return the function of a step of family ACTIVATION, with its settings; None: not fixed."""
+    if module is not None:
+        return Call(module)
+    if any(isinstance(value, fx.Node) for value in (*node.args[1:], *node.kwargs.values())):
+        return None  # computed on the way: not a fixed function of one input
+    row = find_row(node, module)
+    assert row is not None
+    is_method = node.op == "call_method"
+    function = row.function if is_method else out_of_place(cast(Any, node.target))
+    kwargs = {key: value for key, value in node.kwargs.items() if key not in ("input", "inplace")}
+    return Call(function, node.args[1:], kwargs)
+
+
+def _keeps_values(node: fx.Node, module: nn.Module | None) -> bool:
+    """Return whether a step only passes on, or repeats, the values that it gets."""
+    family = family_of(node, module)
+    if family is Family.RESIZE:
+        mode = argument(node, 3, "mode", "nearest") if module is None else module.mode
+        return str(mode).startswith("nearest")
+    return family in _SAME_VALUES
+
+
+def _keeps_mean(node: fx.Node, module: nn.Module | None) -> bool:
+    """Return whether a step keeps the mean of every channel."""
+    family = family_of(node, module)
+    if family is not Family.AVERAGE_POOL:
+        does_scale = getattr(module, "scale_by_keep", True)  # timm's DropPath may not
+        return family in _SAME_MEAN and bool(does_scale)
+    # A pool must average nothing but its input: no zeros, and by no other divisor.
+    if module is None:
+        is_padded = argument(node, 3, "padding", 0) not in _UNPADDED
+        return not is_padded and argument(node, 6, "divisor_override") is None
+    pool = cast(nn.AvgPool2d, module)
+    is_padded = pool.padding not in _UNPADDED and pool.count_include_pad
+    return not is_padded and getattr(pool, "divisor_override", None) is None
+
+
+def _writes_into(user: fx.Node, module: nn.Module | None, node: fx.Node) -> bool:
+    """Return whether a step writes into `node`, which it takes."""
+    if argument(user) is not node:
+        return False
+    if user.op == "call_module":
+        return bool(getattr(module, "inplace", False))
+    name = str(getattr(user.target, "__name__", user.target))
+    is_written = name.endswith("_") and not name.endswith("__")
+    if user.target in (*IN_PLACE_OPERATORS, operator.setitem) or is_written:
+        return True
+    return user.kwargs.get("inplace") is True
+
+
+def _ends_raw(node: fx.Node, module: nn.Module | None) -> bool:
+    """Return whether raw input is no longer raw after a step, or does not reach its output."""
+    if module is not None:
+        is_activation = type(module).__module__.startswith("torch.nn.modules.activation")
+        learns = next(module.parameters(), None) is not None
+        if learns or is_activation or "Norm" in type(module).__name__:
+            return True
+    if node.op == "call_function" and node.target is getattr and node.args[1] in ATTRIBUTES:
+        return True
+    return family_of(node, module) in _RAW_ENDS

@@ -24,9 +24,8 @@ class Family(Enum):
     ARITHMETIC = auto()  # element by element, of one tensor or more
     AVERAGE_POOL = auto()
     ADAPTIVE_AVERAGE_POOL = auto()
-    MAX_POOL = auto()
+    SPATIAL = auto()  # each map by itself, in a way that changes its mean
     RESIZE = auto()  # maps become larger or smaller
-    SPATIAL_PAD = auto()  # maps get a frame
     PAD = auto()  # any axes get a frame
     MEAN = auto()  # over any axes
     CONV = auto()
@@ -43,8 +42,7 @@ class Family(Enum):
     VIEW = auto()  # rearranges values, and may share its input's memory
     REORDER = auto()  # rearranges values in memory of its own
     SIZE = auto()  # takes a shape or a type, but no values
-    ZEROS = auto()  # zeros of a given shape
-    FILL = auto()  # other constants of a given shape
+    FILL = auto()  # constants of a given shape
     OTHER = auto()  # known to files only
 
 
@@ -129,7 +127,7 @@ TABLE = (
         gradient="AdaptiveAvgPool",
     ),
     _row(
-        Family.MAX_POOL,
+        Family.SPATIAL,
         "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d "
         "adaptive_max_pool3d",
         nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d,
@@ -140,7 +138,7 @@ TABLE = (
         nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d,
     ),
     _row(
-        Family.SPATIAL_PAD, "",
+        Family.SPATIAL, "",
         nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ReflectionPad2d, nn.ReplicationPad2d,
     ),
     _row(Family.PAD, "pad"),
@@ -182,8 +180,10 @@ TABLE = (
         nn.ChannelShuffle, nn.PixelUnshuffle,
     ),
     _row(Family.SIZE, "size dim ndimension numel type"),
-    _row(Family.ZEROS, "zeros zeros_like new_zeros"),
-    _row(Family.FILL, "ones_like full_like empty_like new_ones new_full new_empty"),
+    _row(
+        Family.FILL,
+        "zeros zeros_like new_zeros ones_like full_like empty_like new_ones new_full new_empty",
+    ),
     _row(
         Family.OTHER,
         "addcdiv addcmul amax amin argmax bmm cos cumsum einsum erf index_select log log_softmax "
@@ -265,12 +265,6 @@ def family_of(node: fx.Node, module: nn.Module | None) -> Family | None:
     return None if row is None else row.family
 
 
-def is_activation(module: object) -> bool:
-    """Return whether a module applies one fixed function to every element."""
-    row = find_module_row(module) if isinstance(module, nn.Module) else None
-    return row is not None and row.family is Family.ACTIVATION
-
-
 def out_of_place(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the activation function that does not write into its input."""
     return _OUT_OF_PLACE.get(function, function)
@@ -279,3 +273,32 @@ def out_of_place(function: Callable[..., Any]) -> Callable[..., Any]:
 def argument(node: fx.Node, place: int = 0, keyword: str = "input", default: Any = None) -> Any:
     """Read an argument of a call by its place or by its name; the first one by default."""
     return node.args[place] if len(node.args) > place else node.kwargs.get(keyword, default)
+
+
+def concatenated(node: fx.Node, axes: int) -> list[Any] | None:
+    """Return what a concatenation joins along the channels of maps with so many axes, or None."""
+    tensors = argument(node, 0, "tensors")
+    dim = argument(node, 1, "dim", node.kwargs.get("axis", 0))
+    is_plain = isinstance(tensors, list | tuple) and dim in (1, -1 - axes)
+    return list(tensors) if is_plain else None
+
+
+def channel_padding(node: fx.Node, axes: int) -> tuple[int, int] | None:
+    """Return how many zero channels F.pad adds before and after those of its input.
+
+    Args:
+        node: a call of F.pad.
+        axes: the spatial axes of its input. F.pad counts from the last axis: the pair after theirs
+            is that of the channels.
+
+    Returns:
+        The numbers, both 0 where only maps get a frame; None: it does something else.
+    """
+    pad, value = argument(node, 1, "pad"), argument(node, 3, "value")
+    if not isinstance(pad, list | tuple) or not all(isinstance(size, int) for size in pad):
+        return None
+    if len(pad) <= 2 * axes:
+        return 0, 0
+    is_zero = argument(node, 2, "mode", "constant") == "constant" and value in (None, 0, 0.0)
+    is_plain = is_zero and len(pad) == 2 * axes + 2 and min(pad[-2:]) >= 0
+    return (pad[-2], pad[-1]) if is_plain else None

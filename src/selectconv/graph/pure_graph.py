@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from selectconv.errors import CompressionError
-from selectconv.graph.kinds import shape_of
 from selectconv.graph.operations import IN_PLACE_OPERATORS, Family, argument, family_of
 from selectconv.graph.tracer import module_of
 
@@ -21,13 +20,14 @@ _SECOND_NAMES = {Family.VIEW, Family.CAST, Family.CONTIGUOUS}
 _DROPOUTS = {Family.DROPOUT, Family.ALPHA_DROPOUT}
 
 
-def purify(module: fx.GraphModule, source: nn.Module) -> None:
-    """Rewrite a traced model as functions of values, without writes.
+def shape_of(node: Any) -> tuple[int, ...]:
+    """Return the shape of a traced value on the example; empty where it is not a tensor."""
+    value = node.meta.get("value") if isinstance(node, fx.Node) else None
+    return tuple(value.shape) if isinstance(value, Tensor) else ()
 
-    Args:
-        module: is changed; torch.fx's ShapeProp has run on it.
-        source: the model that was traced.
-    """
+
+def purify(module: fx.GraphModule) -> None:
+    """Rewrite a model that `ShapeTracer` traced as functions of values, without writes."""
     made: dict[Any, str] = {}
     for node in list(module.graph.nodes):
         if _is_inert(module, node):
@@ -36,9 +36,9 @@ def purify(module: fx.GraphModule, source: nn.Module) -> None:
         elif node.op == "call_function" and node.target is torch._assert:
             module.graph.erase_node(node)
         elif node.op == "call_function" and node.target is F.batch_norm:
-            _make_norm_module(module, node, source, made)
+            _call_norm(module, node, made)
         elif node.op == "call_function" and node.target in _CONVS:
-            _make_conv_module(module, node, made)
+            _call_conv(module, node, made)
     _drop_writes(module)
     for node in module.graph.nodes:
         if family_of(node, None) is Family.COPY:  # nobody writes any more
@@ -56,63 +56,62 @@ def _is_inert(root: nn.Module, node: fx.Node) -> bool:
     return family is Family.IDENTITY or family in _DROPOUTS
 
 
-def _make_norm_module(
-    root: fx.GraphModule, node: fx.Node, source: nn.Module, made: dict[Any, str]
-) -> None:
-    """Let a module do what a functional batch norm does; its state is that of the norm."""
-    tensors = [
-        argument(node, place, name)
-        for place, name in enumerate(("running_mean", "running_var", "weight", "bias"), 1)
-    ]
-    kind = _NORMS.get(len(shape_of(node)))
-    if kind is None or argument(node, 5, "training", False) is not False:
+def _call_norm(root: fx.GraphModule, node: fx.Node, made: dict[Any, str]) -> None:
+    """Let a module do what a functional batch norm does, so that its entries can be removed."""
+    kind, names = _NORMS.get(len(shape_of(node))), ("running_mean", "running_var", "weight", "bias")
+    state = _held(root, {name: argument(node, 1 + i, name) for i, name in enumerate(names)})
+    if kind is None or state is None or argument(node, 5, "training", False) is not False:
         return
-    if not all(isinstance(arg, fx.Node) and arg.op == "get_attr" for arg in tensors):
-        return
-    mean, var, weight, bias = (operator.attrgetter(str(arg.target))(root) for arg in tensors)
-    eps, momentum = argument(node, 7, "eps", 1e-5), argument(node, 6, "momentum", 0.1)
-    norm = kind(len(mean), eps, momentum)
-    norm.weight, norm.bias, norm.running_mean, norm.running_var = weight, bias, mean, var
-    owner = source.get_submodule(str(tensors[0].target).rpartition(".")[0])
-    seen = getattr(owner, "num_batches_tracked", None)
-    norm.num_batches_tracked = torch.zeros_like(mean[0], dtype=torch.long) if seen is None else seen
-    key = (kind, eps, momentum, *(arg.target for arg in tensors))
-    _call_module(root, node, norm, made.setdefault(key, f"_norm_{node.name}"))
+    settings = {
+        "momentum": argument(node, 6, "momentum", 0.1),
+        "eps": argument(node, 7, "eps", 1e-5),
+    }
+    norm = kind(len(state["running_mean"]), **settings)
+    _call_module(root, node, norm, state, made, f"{kind.__name__} {settings}")
 
 
-def _make_conv_module(root: fx.GraphModule, node: fx.Node, made: dict[Any, str]) -> None:
+def _call_conv(root: fx.GraphModule, node: fx.Node, made: dict[Any, str]) -> None:
     """Let a module do what a functional conv does, so that its filters can be removed."""
     settings = {
-        name: argument(node, place, name, default)
-        for place, (name, default) in enumerate(_CONV_SETTINGS.items(), 3)
+        name: argument(node, 3 + i, name, default)
+        for i, (name, default) in enumerate(_CONV_SETTINGS.items())
     }
-    tensors = [argument(node, 1, "weight"), argument(node, 2, "bias")]
-    read = [arg for arg in tensors if isinstance(arg, fx.Node)]
-    if node.all_input_nodes != [argument(node), *read]:  # a setting is asked for as it runs
+    tensors = {"weight": argument(node, 1, "weight"), "bias": argument(node, 2, "bias")}
+    state = _held(root, {name: arg for name, arg in tensors.items() if arg is not None})
+    if state is None or not all(isinstance(value, nn.Parameter) for value in state.values()):
         return
-    if not all(arg.op == "get_attr" for arg in read):
+    if len(node.all_input_nodes) > 1 + len(state):  # a setting is asked for as the model runs
         return
-    weight, *bias = (operator.attrgetter(str(arg.target))(root) for arg in read)
-    if not all(isinstance(value, nn.Parameter) for value in (weight, *bias)):
-        return
-    out_channels, inputs, *kernel_size = weight.shape
-    in_channels = inputs * settings["groups"]
+    out_channels, inputs, *kernel_size = state["weight"].shape
     with torch.device("meta"):
         conv = _CONVS[node.target](
-            in_channels, out_channels, tuple(kernel_size), bias=bool(bias), **settings
+            inputs * settings["groups"], out_channels, kernel_size, bias="bias" in state, **settings
         )
-    conv.weight = weight
-    if bias:
-        conv.bias = bias[0]
-    key = (node.target, str(settings), *(arg.target for arg in read))
-    _call_module(root, node, conv, made.setdefault(key, f"_conv_{node.name}"))
+    _call_module(root, node, conv, state, made, str(settings))
 
 
-def _call_module(root: fx.GraphModule, node: fx.Node, module: nn.Module, name: str) -> None:
-    """Let a node call a module; one that is called twice has one name."""
-    root.add_module(name, module.eval())
-    node.op, node.target = "call_module", name
+def _held(root: nn.Module, arguments: dict[str, Any]) -> dict[str, Tensor] | None:
+    """Look up arguments that are parameters or buffers of the model; None: not all are."""
+    if not all(isinstance(arg, fx.Node) and arg.op == "get_attr" for arg in arguments.values()):
+        return None
+    return {name: operator.attrgetter(str(arg.target))(root) for name, arg in arguments.items()}
+
+
+def _call_module(
+    root: fx.GraphModule,
+    node: fx.Node,
+    module: nn.Module,
+    state: dict[str, Tensor],
+    made: dict[Any, str],
+    settings: str,
+) -> None:
+    """Let a node call a module with this state; one that is called twice has one name."""
+    for name, value in state.items():
+        setattr(module, name, value)
+    key = (node.target, settings, *(id(value) for value in state.values()))
+    node.op, node.target = "call_module", made.setdefault(key, f"_{node.name}")
     node.args, node.kwargs = (argument(node),), {}
+    root.add_module(node.target, module.eval())
 
 
 def _drop_writes(root: fx.GraphModule) -> None:
@@ -123,20 +122,13 @@ def _drop_writes(root: fx.GraphModule) -> None:
         if not (module_of(root, node) in modules or _make_functional(node)):
             continue
         written = argument(node)
-        if not isinstance(written, fx.Node) or "tensor_meta" not in written.meta:
+        if not isinstance(written, fx.Node) or not isinstance(written.meta["value"], Tensor):
             continue  # a number, which nobody can write into
-        others = [
-            other
-            for other in _names_of(root, written)
-            if other is not written and order[other] < order[node]
-        ]
-        if any(order[user] > order[node] for other in others for user in other.users):
-            raise CompressionError(
-                f"`{node.name}` writes in place into a part of a tensor that is read again; write "
-                "it out of place to compress the model. Uncompressed, with masked slots, it still "
-                "works."
-            )
-        for user in [user for user in written.users if order[user] > order[node]]:
+        later = {other for other in root.graph.nodes if order[other] > order[node]}
+        names = [name for name in _names_of(root, written) if name is not written]
+        if any(name not in later and later & set(name.users) for name in names):
+            raise _not_followed(node, "into a part of a tensor that is read again")
+        for user in later & set(written.users):
             user.replace_input_with(written, node)
     for module in modules:
         module.inplace = False  # type: ignore[assignment]
@@ -148,12 +140,11 @@ def _make_functional(node: fx.Node) -> bool:
         return False
     if node.op == "call_function" and "inplace" in (names := _argument_names(node.target)):
         place = names.index("inplace")
-        if argument(node, place, "inplace", False) is not True:
-            return False
+        is_written = argument(node, place, "inplace", False) is True
         node.args = node.args[:place]
         node.kwargs = {key: value for key, value in node.kwargs.items() if key != "inplace"}
-        return True
-    if node.op == "call_function" and node.target in IN_PLACE_OPERATORS:
+        return is_written
+    if node.target in IN_PLACE_OPERATORS:
         node.target = IN_PLACE_OPERATORS[node.target]
         return True
     name = str(getattr(node.target, "__name__", node.target))
@@ -166,9 +157,13 @@ def _make_functional(node: fx.Node) -> bool:
         if getattr(home, name, None) is node.target and hasattr(home, name[:-1]):
             node.target = getattr(home, name[:-1])
             return True
-    raise CompressionError(
-        f"`{node.name}` writes in place in a way that is not known; write it out of place to "
-        "compress the model. Uncompressed, with masked slots, it still works."
+    raise _not_followed(node, "in a way that is not known")
+
+
+def _not_followed(node: fx.Node, how: str) -> CompressionError:
+    return CompressionError(
+        f"`{node.name}` writes in place {how}; write it out of place to compress the model. "
+        "Uncompressed, with masked slots, it still works."
     )
 
 

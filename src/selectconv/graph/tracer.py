@@ -1,13 +1,35 @@
-"""The tracer of conversion, counting and compression: torch.fx's, which also sees writes."""
+"""Tracing with torch.fx: one tracer for any input, and one for the shapes of an example.
+
+To torch.fx a value is unknown, so that it cannot decide `if x.shape[-1] > 16`. `ShapeTracer` knows
+each value on the example: a tensor with a shape, but without data. What depends on the values of a
+tensor is refused.
+"""
 
 import operator
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from enum import IntEnum
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
-from torch import fx, nn
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.fx.node import map_aggregate
+from torch.utils.flop_counter import FlopCounterMode
 
+from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import inner_module
 from selectconv.graph.operations import IN_PLACE_OPERATORS
+
+_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout)
+_TRACERS = tuple(f"{Path(home).parent}{os.sep}" for home in (torch.__file__, __file__))
+_LONGEST_LINE = 80
 
 
 class Proxy(fx.Proxy):
@@ -40,12 +62,10 @@ class Tracer(fx.Tracer):
             they say where it was raised.
     """
 
-    def __init__(
-        self, is_leaf: Callable[[nn.Module], bool], settled: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, is_leaf: Callable[[nn.Module], bool], settled: Mapping[str, Any]) -> None:
         super().__init__()
         self.is_leaf = is_leaf
-        self.settled = settled or {}
+        self.settled = settled
         self.inside: list[str] = []
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
@@ -73,6 +93,197 @@ class Tracer(fx.Tracer):
         return out
 
 
+class Fixed(IntEnum):
+    """Which sizes of the example a traced graph is fixed to."""
+
+    NONE = 0
+    MAPS = 1  # all but that of the first axis: batches may still have any size
+    ALL = 2
+
+
+class DependsOnValues(fx.proxy.TraceError):
+    """A forward depends on the values of a tensor."""
+
+
+class FailsOnExample(Exception):
+    """A step of a model fails on the example."""
+
+
+class ShapeTracer(Tracer):
+    """Traces a model on an example, of which it sees shapes but no values.
+
+    Each node's `meta` holds the `value` that it has on the example, and its multiply-adds, `macs`.
+
+    Args:
+        is_leaf: as for `Tracer`.
+        arguments: the example's, by the names that the model's forward gives them.
+        fixed: which sizes are plain numbers to the model's code; the others are steps of the graph,
+            which cannot decide anything.
+
+    Attributes:
+        fixed: becomes ALL where the forward needs the size of the batch.
+    """
+
+    def __init__(
+        self, is_leaf: Callable[[nn.Module], bool], arguments: Mapping[str, Any], fixed: Fixed
+    ) -> None:
+        settled = settle(arguments, _PLAIN if fixed else (bool, str))
+        super().__init__(is_leaf, settled)
+        self.fixed = fixed
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._counter = FlopCounterMode(display=False)
+        self._arguments: Any = map_aggregate(dict(arguments), self._without_data)
+        self._is_running = False
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """Make the value that stands for a step while the model's code runs."""
+        return _ShapedProxy(node, self)
+
+    def create_proxy(
+        self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **named: Any
+    ) -> Any:
+        """Record a step and run it without data; return a known plain result as it is."""
+        meta: dict[str, Any] = {"macs": 0}
+        if kind == "placeholder":
+            meta["value"] = self._arguments.get(str(target).lstrip("*"))
+        elif self.fixed and kind == "call_method" and target == "size":
+            sizes = self.sizes(args[0])
+            axis = args[1] if len(args) > 1 else kwargs.get("dim")
+            return sizes if axis is None else sizes[axis]
+        else:
+            read: list[Any] = []
+            values = map_aggregate((args, kwargs), lambda arg: _value_of(arg, read))
+            meta["value"] = self._run(kind, target, *values)
+            meta["macs"] = self._counter.get_total_flops() // 2
+            # What is made from a plain value of the graph depends on the size of the batch.
+            is_known = not any(isinstance(value, _PLAIN) for value in read)
+            if self.fixed and is_known and isinstance(meta["value"], _PLAIN):
+                return meta["value"]
+        proxy = super().create_proxy(kind, target, args, kwargs, *rest, **named)
+        if isinstance(proxy, fx.Proxy):
+            proxy.node.meta.update(meta)
+        return proxy
+
+    def sizes(self, proxy: fx.Proxy) -> tuple[Any, ...]:
+        """Return a tensor's sizes: numbers, but for the first of what is not a parameter."""
+        shape = tuple(_value_of(proxy).shape)
+        if not shape or self.fixed is Fixed.ALL or proxy.node.op == "get_attr":
+            return shape
+        first = super().create_proxy("call_method", "size", (proxy, 0), {})
+        first.node.meta.update(value=shape[0], macs=0)
+        return (first, *shape[1:])
+
+    def plain(self, proxy: fx.Proxy) -> Any:
+        """Return the value, not a tensor, that a proxy has on the example, to decide something."""
+        value = _value_of(proxy)
+        if isinstance(value, Tensor):
+            raise DependsOnValues("a condition")
+        if self.fixed is Fixed.NONE:
+            raise fx.proxy.TraceError("a size decides what is computed")
+        if isinstance(value, _PLAIN):  # of the graph: it depends on the size of the batch
+            self.fixed = Fixed.ALL
+        return value
+
+    def call_module(
+        self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Trace a call of a module, or just make it where a step is run without data."""
+        if self._is_running:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """Look up an attribute of a module: a parameter is a step unless one is being run."""
+        if self._is_running:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """Decide a condition."""
+        return bool(self.plain(obj))
+
+    def iter(self, obj: Any) -> Iterator[Any]:
+        """Go through the parts of a value."""
+        if self.fixed is Fixed.NONE:
+            return super().iter(obj)
+        return (obj[place] for place in range(len(obj)))
+
+    def _without_data(self, value: Any) -> Any:
+        return self._mode.from_tensor(value) if isinstance(value, Tensor) else value
+
+    def _run(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+        self._is_running = True
+        try:
+            with self._mode, torch.no_grad(), self._counter:
+                if kind == "call_function":
+                    return target(*args, **kwargs)
+                if kind == "call_method":
+                    return getattr(args[0], target)(*args[1:], **kwargs)
+                found = operator.attrgetter(str(target))(self.root)
+                if kind == "get_attr":
+                    return found
+                if isinstance(found, SelectConvNd):  # whose kernels need data
+                    return super(SelectConvNd, found).forward(*args, **kwargs)
+                return found(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise DependsOnValues("what it computes") from error
+        except Exception as error:
+            raise FailsOnExample(str(error)) from error
+        finally:
+            self._is_running = False
+
+
+class _ShapedProxy(Proxy):
+    """A proxy whose sizes are plain numbers, as far as its tracer fixes them."""
+
+    tracer: ShapeTracer
+
+    def __getattr__(self, k: str) -> Any:
+        if self.tracer.fixed is Fixed.NONE:
+            return super().__getattr__(k)
+        value = _value_of(self)
+        if isinstance(value, Tensor) and k == "shape":
+            return self.tracer.sizes(self)
+        if callable(getattr(value, k)):
+            return super().__getattr__(k)
+        return self.tracer.create_proxy("call_function", getattr, (self, k), {})
+
+    def __len__(self) -> int:
+        if isinstance(_value_of(self), Tensor):
+            return operator.index(self.shape[0])
+        return len(self.tracer.plain(self))
+
+    def __index__(self) -> int:
+        return int(self.tracer.plain(self))
+
+    __int__ = __index__
+
+    def __float__(self) -> float:
+        return float(self.tracer.plain(self))
+
+
+def _value_of(arg: Any, read: list[Any] | None = None) -> Any:
+    """Return what an argument is on the example; note it in `read` where it is a proxy."""
+    if not isinstance(arg, fx.Proxy):
+        return arg
+    value = arg.node.meta.get("value")
+    if read is not None:
+        read.append(value)
+    return value
+
+
+def settle(arguments: Mapping[str, Any], kinds: tuple[type, ...] = (bool, str)) -> dict[str, Any]:
+    """Return the arguments that a forward decides by: None, and those of these kinds.
+
+    To torch.fx all arguments are unknown values: `if mask is None` would never hold.
+    """
+    return {
+        name: value
+        for name, value in arguments.items()
+        if value is None or isinstance(value, kinds)
+    }
+
+
 def module_of(root: nn.Module, node: fx.Node) -> nn.Module | None:
     """Return the module that a node calls; None: it calls none."""
     return root.get_submodule(str(node.target)) if node.op == "call_module" else None
@@ -81,3 +292,13 @@ def module_of(root: nn.Module, node: fx.Node) -> nn.Module | None:
 def first_line(error: Exception) -> str:
     """Say in one line what user code raised under the tracer."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def failed_line(error: Exception) -> str:
+    """Quote the line of a model's code in which tracing failed; empty where it is not known."""
+    for frame in reversed(extract_tb(error.__traceback__)):
+        if frame.line and not frame.filename.startswith(_TRACERS):
+            line = frame.line.strip()
+            short = line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."
+            return f"`{short}` ({Path(frame.filename).name}, line {frame.lineno})"
+    return ""

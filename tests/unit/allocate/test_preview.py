@@ -108,10 +108,6 @@ def test_plots_show_what_the_tables_say(model):
     slots = next(line for line in ax.get_lines() if "slots" in line.get_label())
     assert slots.get_ydata() == pytest.approx([100 * row.open / 40 for row in table])
     assert len(ax.get_lines()) == 3
-    model[3].close([0, 1, 2])
-    bars = sc.describe(model).plot()
-    widths = [bar.get_width() for bar in bars.patches]
-    assert widths == [13, 24, 0, 0, 3, 0]  # open, re-allocated, closed: a bar for each layer
     pyplot.close("all")
 
 

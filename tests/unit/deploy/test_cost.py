@@ -208,7 +208,7 @@ class Branching(nn.Module):
             r"`1\.0` \(Branching\) cannot be traced: .*masked, still works",
         ),
         (Branching(), torch.zeros(1, 3), ValueError, "`Branching` cannot be traced"),
-        (Twice(), {"y": torch.zeros(1)}, ValueError, "`example_input` lacks 'x'"),
+        (Twice(), {"y": torch.zeros(1)}, TypeError, "`example_input` does not fit.*'x'"),
     ],
 )
 def test_count_refuses(model, example, error, message):

@@ -8,8 +8,7 @@ from torch import nn
 
 import selectconv as sc
 from selectconv.deploy.layout import channel_axis, is_channel_operand, plan_layout
-from selectconv.graph.dataflow import trace_dataflow
-from selectconv.graph.kinds import Kind
+from selectconv.graph.dataflow import Kind, trace_dataflow
 from tiny_models import Net
 
 X = torch.zeros(1, 3, 6, 6)

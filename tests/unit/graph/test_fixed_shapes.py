@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import selectconv as sc
-from selectconv.graph.dataflow import trace_dataflow
-from selectconv.graph.fixed_shapes import failed_line
-from selectconv.graph.kinds import Kind
+from selectconv.graph.dataflow import Kind, trace_dataflow
+from selectconv.graph.tracer import failed_line
 from tiny_models import Net
 
 X = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
@@ -156,7 +155,7 @@ def test_values_are_refused_in_one_line(run, ask):
         with pytest.raises(sc.CompressionError, match="depends on the values of a tensor") as error:
             ask(nn.Sequential(net_of(run)), X)
     text = str(error.value)
-    assert text.startswith("`0` (Net) cannot be traced: `")
+    assert text.startswith("`0` (Net) cannot be traced: ")
     assert "(test_fixed_shapes.py, line " in text
     assert "masked, still works" in text
     assert "\n" not in text

@@ -162,10 +162,6 @@ def test_source_names_the_activations(act, shown):
     assert repr(source_of(net)) == shown
 
 
-def zeros_behind(x, channels, make):
-    return torch.cat([x, make(x, (x.shape[0], channels, x.shape[2], x.shape[3]))], dim=1)
-
-
 # Each: forward, further modules, inputs of the conv, and the batch norms behind it, in order.
 ACCEPTED = {
     "no activation": (lambda n, x: n.conv(n.bn(x)), {}, 8, ["bn"]),
@@ -230,23 +226,6 @@ ACCEPTED = {
     "prelu behind padded channels": (
         lambda n, x: n.conv(n.act(F.pad(n.bn(x), (0, 0, 0, 0, 2, 2)))),
         {"act": nn.PReLU}, 12, ["bn"],
-    ),
-    "new_zeros": (
-        lambda n, x: n.conv(zeros_behind(n.bn(x).relu(), 4, lambda y, s: y.new_zeros(s))),
-        {}, 12, ["bn"],
-    ),
-    "torch.zeros": (
-        lambda n, x: n.conv(zeros_behind(n.bn(x).relu(), 4, lambda y, s: torch.zeros(s))),
-        {}, 12, ["bn"],
-    ),
-    "zeros shaped as the model's input": (
-        lambda n, x: n.conv(torch.cat([torch.zeros_like(x), n.bn(x)], 1)), {}, 16, ["bn"],
-    ),
-    "activation behind appended zeros": (
-        lambda n, x: n.conv(
-            torch.sigmoid(zeros_behind(n.bn(x), 4, lambda y, s: y.new_zeros(s)))
-        ),
-        {}, 12, ["bn"],
     ),
     "overwritten after the conv": (
         lambda n, x: read_then_overwrite(n.bn(x), n.conv), {}, 8, ["bn"],
@@ -370,13 +349,6 @@ def overwrite_half(net, x):
     return net.conv(halves[0])
 
 
-def partly_zeros(net, x):
-    y = net.bn(x)
-    others = torch.zeros_like(y[:, :4])
-    others[:, :1] = 5.0
-    return torch.cat([y, others], dim=1)
-
-
 def called_twice(net, x):
     return net.conv(net.bn(x)) + net.conv(net.bn2(x))
 
@@ -418,7 +390,6 @@ NOT_ACCEPTED = {
         lambda n, x: n.conv(F.pad(n.bn(x), (0, 0, 0, 0, 2, 2), value=1.0)), {}, 12,
     ),
     "channels cropped": (lambda n, x: n.conv(F.pad(n.bn(x), (0, 0, 0, 0, 2, -2))), {}, 8),
-    "padded by nothing": (lambda n, x: n.conv(F.pad(n.bn(x), ())), {}, 8),
     "channels padded in another dimension": (
         lambda n, x: n.conv(F.pad(n.bn(x), (0, 0, 2, 2))), {}, 8,
     ),
@@ -426,14 +397,11 @@ NOT_ACCEPTED = {
     "concat along an image's axis": (
         lambda n, x: n.conv(torch.cat([n.bn(x), n.bn2(x)], dim=2)), {}, 8,
     ),
+    "concat with zeros": (
+        lambda n, x: n.conv(torch.cat([n.bn(x), torch.zeros_like(x)], dim=1)), {}, 16,
+    ),
     "concat with a residual sum": (
         lambda n, x: n.conv(torch.cat([n.bn(x), n.bn(x) + n.bn2(x)], dim=1)), {}, 16,
-    ),
-    "concat with two paddings of unknown width": (
-        lambda n, x: n.conv(
-            torch.cat([torch.zeros_like(n.bn(x)), n.bn(x), torch.zeros_like(n.bn(x))], dim=1)
-        ),
-        {}, 24,
     ),
     "an activation by channel behind a concat": (
         lambda n, x: n.conv(n.act(torch.cat([n.bn(x), n.bn2(x)], dim=1))),
@@ -458,7 +426,6 @@ NOT_ACCEPTED = {
     ),
     "sum written over, by operator": (discard(lambda y, x: operator.iadd(y, x)), {}, 8),
     "part written over": (discard(lambda y, x: operator.setitem(y, (0, 2), 0.0)), {}, 8),
-    "zeros that are written into": (lambda n, x: n.conv(partly_zeros(n, x)), {}, 12),
     "half of it written over": (overwrite_half, {}, 4),
     "written over through a view": (
         discard(lambda y, x: y.view(y.shape).chunk(2, 1)[0].mul_(2.0)), {}, 8,
@@ -625,43 +592,3 @@ def test_stochastic_depth_keeps_the_mean():
     net = Net(lambda n, x: n.conv(n.drop(n.bn(x).relu())), bn=norm(), drop=drop, conv=conv())
     assert list(source_of(net).batch_norms()) == [net.bn]
     assert_mean_is_that_of_real_inputs(net)
-
-
-# Models that cannot be traced as a whole
-
-
-class Guarded(nn.Module):
-    """Control flow on values around parts that can be traced: one called, one only iterated."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 1)
-        self.called = nn.Sequential(norm(), nn.ReLU(), conv(), nn.Conv2d(4, 8, 1))
-        self.iterated = nn.Sequential(norm(), conv())
-
-    def forward(self, x):
-        x = self.stem(x)
-        if x.sum() < 0:
-            x = -x
-        x = self.called(x)
-        for module in self.iterated:
-            x = module(x * 2)  # between the norm and the conv, which its own forward would not show
-        return x
-
-
-def test_called_parts_of_an_untraceable_model_are_looked_at():
-    net = sc.convert(Guarded(), torch.randn(2, 3, 6, 6))
-    assert net.called[2].mean_source.bn is net.called[0]
-    assert isinstance(net.iterated[1].mean_source, sc.ObservedMean)
-    blind = sc.convert(Guarded())
-    assert isinstance(blind.called[2].mean_source, sc.ObservedMean)
-
-
-def test_a_part_whose_conv_is_also_called_from_outside_is_observed():
-    class Both(Guarded):
-        def forward(self, x):
-            features = self.stem(x)
-            return super().forward(x) + self.called[2](features).mean()
-
-    net = sc.convert(Both(), torch.randn(2, 3, 6, 6))
-    assert isinstance(net.called[2].mean_source, sc.ObservedMean)

@@ -3,12 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
-from torch.fx.passes.shape_prop import ShapeProp
+from torch import nn
 
 import selectconv as sc
-from selectconv.graph.kinds import Kind, classify, shape_of
-from selectconv.graph.tracer import module_of
+from selectconv.graph.dataflow import Kind, trace_dataflow
 from tiny_models import Net
 
 MODULES = {
@@ -20,14 +18,11 @@ MODULES = {
 
 
 def traced(run):
-    net = Net(run, **MODULES).eval()
+    """The operations of `run`, in order, without the output."""
+    net = Net(run, **MODULES)
     net.scale = nn.Parameter(torch.ones(8, 1, 1))
     net.row = nn.Parameter(torch.ones(6))
-    tracer = fx.Tracer()
-    tracer.is_leaf_module = lambda module, name: True
-    module = fx.GraphModule(net, tracer.trace(net))
-    ShapeProp(module).propagate(torch.zeros(2, 8, 6, 6))
-    return module
+    return list(trace_dataflow(net, torch.zeros(2, 8, 6, 6)).operations.values())[:-1]
 
 
 @pytest.mark.parametrize(
@@ -76,9 +71,7 @@ def traced(run):
     ],
 )
 def test_kinds(run, kind):
-    module = traced(run)
-    node = list(module.graph.nodes)[-2]
-    assert classify(node, module_of(module, node)) is kind
+    assert traced(run)[-1].kind is kind
 
 
 @pytest.mark.parametrize(
@@ -94,18 +87,14 @@ def test_kinds(run, kind):
     ],
 )
 def test_shapes_that_are_read_in_part(read, kind):
-    module = traced(lambda n, x: read(x.shape))
-    (node,) = (node for node in module.graph.nodes if node.target is getattr)
-    assert classify(node, None) is kind
+    (shape,) = (op for op in traced(lambda n, x: read(x.shape)) if op.node.target is getattr)
+    assert shape.kind is kind
 
 
-def test_inputs_outputs_tensors_and_shapes():
-    module = traced(lambda n, x: (x * n.scale).chunk(2, 1))
-    kinds = {node.op: classify(node, None) for node in module.graph.nodes}
-    assert kinds["placeholder"] is Kind.INPUT
-    assert kinds["get_attr"] is Kind.TENSOR
-    assert kinds["output"] is Kind.OUTPUT
-    shapes = {node.name: shape_of(node) for node in module.graph.nodes}
-    assert shapes["x"] == shapes["mul"] == (2, 8, 6, 6)
-    assert shapes["chunk"] == ()  # several tensors
-    assert shape_of(3) == ()
+def test_inputs_tensors_and_shapes():
+    found = {op.node.name: op for op in traced(lambda n, x: (x * n.scale).chunk(2, 1))}
+    assert [found[name].kind for name in ("x", "scale", "mul")] == [
+        Kind.INPUT, Kind.TENSOR, Kind.CHANNELWISE,
+    ]  # fmt: skip
+    assert found["x"].shape == found["mul"].shape == (2, 8, 6, 6)
+    assert found["chunk"].shape == ()  # several tensors

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 import selectconv as sc
-from selectconv.graph.mean_rules import activation
 from selectconv.graph.operations import (
     IN_PLACE_OPERATORS,
     TABLE,
@@ -18,7 +17,6 @@ from selectconv.graph.operations import (
     find_module_row,
     find_row,
     functions_of,
-    is_activation,
     out_of_place,
 )
 from tiny_models import Net
@@ -88,9 +86,6 @@ def test_modules_by_exact_type_or_by_package_and_name():
     assert find_module_row(Swish()) is None
     Swish.__module__ = "timm.layers.activations"
     assert find_module_row(Swish()) is find_module_row(nn.SiLU())
-    assert is_activation(Swish())
-    assert not is_activation(nn.BatchNorm2d(3))
-    assert not is_activation(None)
 
 
 def test_activations_out_of_place():
@@ -114,7 +109,6 @@ def test_an_argument_by_place_or_by_name():
     "row", [row for row in ACTIVATIONS if row.names], ids=lambda row: row.names[0]
 )
 def test_an_activation_is_one_row_that_all_read(row, tmp_path):
-    assert activation(call(row.function), None) is row.function
     if row.gradient:
         gradient = row.function(torch.randn(3, requires_grad=True)).grad_fn.name()
         assert gradient.startswith(row.gradient)

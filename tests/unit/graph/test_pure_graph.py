@@ -143,7 +143,7 @@ def test_what_does_nothing_at_inference_is_gone():
     )  # fmt: skip
     flow = trace_dataflow(net, X)
     assert [node.target for node in flow.operations] == ["x", "conv", "output"]
-    assert list(flow.macs.values()) == [0, 2 * 36 * 16, 0]
+    assert [op.macs for op in flow.operations.values()] == [0, 2 * 36 * 16, 0]
 
 
 @pytest.mark.parametrize(
@@ -170,12 +170,11 @@ def test_functional_batch_norms_become_modules(shape, kind):
         return F.batch_norm(x, *state, net.norm.training, net.norm.momentum, net.norm.eps)
 
     norm = nn.BatchNorm1d(4, eps=0.1, momentum=0.3)
-    norm.num_batches_tracked += 7
     norm.running_var += 2
     flow = trace_dataflow(Net(run, norm=norm), torch.randn(shape))
     (made,) = (op.module for op in flow.operations.values() if op.module is not None)
     assert type(made) is kind
-    assert (made.eps, made.momentum, int(made.num_batches_tracked)) == (0.1, 0.3, 7)
+    assert (made.eps, made.momentum) == (0.1, 0.3)
     x = torch.randn(shape)
     torch.testing.assert_close(flow.root(x), run(Net(run, norm=norm).eval(), x))
 

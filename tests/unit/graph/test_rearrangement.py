@@ -12,7 +12,7 @@ from tiny_models import Net
 
 def moved(run, channels=6, axes=2):
     net = Net(run, shuffle=nn.ChannelShuffle(2), relu=nn.ReLU())
-    nodes = list(Tracer(lambda module: False).trace(net).nodes)
+    nodes = list(Tracer(lambda module: False, {}).trace(net).nodes)
     found = moved_channels(nodes[0], nodes[-2], channels, axes, lambda node: module_of(net, node))
     return None if found is None else found.tolist()
 

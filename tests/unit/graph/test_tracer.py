@@ -11,7 +11,7 @@ from tiny_models import Net
 
 
 def targets(net, is_leaf=lambda module: False):
-    return [node.target for node in Tracer(is_leaf).trace(net).nodes]
+    return [node.target for node in Tracer(is_leaf, {}).trace(net).nodes]
 
 
 def test_records_writes_in_place():
@@ -36,7 +36,7 @@ def test_stops_at_whole_modules():
 
 def test_says_where_it_failed():
     odd = Net(lambda net, x: x if x.sum() > 0 else -x)
-    tracer = Tracer(lambda module: False)
+    tracer = Tracer(lambda module: False, {})
     with pytest.raises(Exception, match="symbolically traced") as caught:
         tracer.trace(nn.Sequential(nn.ReLU(), nn.Sequential(odd)))
     assert tracer.inside == ["1", "1.0"]

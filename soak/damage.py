@@ -1,6 +1,5 @@
 """Damaged, swapped and hostile files: refused by name, or harmless; never used without a word."""
 
-import hashlib
 import io
 import json
 import os
@@ -12,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from selectconv.lab.train.manifest import write_files
 from soak.commands import check_words, differences, interrupted, run, undisturbed
 from soak.driver import DIFFERENT, EXECUTED, FOREIGN, Ended, Wrong
 
@@ -22,12 +22,12 @@ COUNT, LIMIT_S = 200, 3600
 # What is done with a run, and which of its files are damaged before.
 USES = {
     "resume": (
-        "config.yaml", "last.ckpt", "previous.ckpt", "digests.json", "status.json",
+        "config.yaml", "last.ckpt", "previous.ckpt", "manifest.json", "status.json",
         "metrics.jsonl", "allocation.jsonl", "last.safetensors", "best.safetensors",
     ),
-    "eval": ("config.yaml", "last.safetensors", "digests.json"),
-    "compress": ("config.yaml", "last.safetensors", "digests.json"),
-    "report": ("config.yaml", "metrics.jsonl", "allocation.jsonl", "status.json", "digests.json"),
+    "eval": ("config.yaml", "last.safetensors", "manifest.json"),
+    "compress": ("config.yaml", "last.safetensors", "manifest.json"),
+    "report": ("config.yaml", "metrics.jsonl", "allocation.jsonl", "status.json", "manifest.json"),
     "load": ("small.safetensors",),
 }  # fmt: skip
 
@@ -142,10 +142,7 @@ def _anonymous(page: Path, folder: Path) -> str:
 
 def forge(folder: Path, name: str) -> None:
     """Record a damaged file's digest."""
-    path = folder / "digests.json"
-    known = json.loads(path.read_text())
-    known[name] = [hashlib.sha256((folder / name).read_bytes()).hexdigest()]
-    path.write_text(json.dumps(known))
+    write_files(folder, {name: (folder / name).read_bytes()})
 
 
 def flipped(draw: random.Random, path: Path, marker: Path) -> bytes:

@@ -61,16 +61,16 @@ def finished(kind, folders):
 
 def interrupt_after(monkeypatch, lines):
     """Let the disk fail when a line of metrics is to be written for the N-th time."""
-    append, left = RunFolder.append, [lines]
+    write, left = RunFolder.write, [lines]
 
-    def fail_later(self, name, row):
-        if name == METRICS:
+    def fail_later(self, contents):
+        if METRICS in contents:
             left[0] -= 1
             if left[0] < 0:
                 raise sc.SelectConvError("no space left")
-        append(self, name, row)
+        write(self, contents)
 
-    monkeypatch.setattr(RunFolder, "append", fail_later)
+    monkeypatch.setattr(RunFolder, "write", fail_later)
 
 
 def load_run(folder):
@@ -93,7 +93,7 @@ def test_interrupted_and_resumed_ends_with_the_same_bits(
         assert main(["train", *SMALL, *RUNS[kind], "--out", str(out)]) == 1
     assert len(RunFolder(out).read(METRICS)) == epochs
     assert main(["train", "--out", str(out), "--resume"]) == 0
-    assert_same(load_checkpoint(out / "last.ckpt"), load_checkpoint(whole / "last.ckpt"))
+    assert_same(load_checkpoint(RunFolder(out)), load_checkpoint(RunFolder(whole)))
     assert (out / LAST).read_bytes() == (whole / LAST).read_bytes()
     assert (out / ALLOCATION).read_text() == (whole / ALLOCATION).read_text()
 

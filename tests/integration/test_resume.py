@@ -11,7 +11,7 @@ import selectconv as sc
 from forked import Forked
 from selectconv.errors import RunError
 from selectconv.lab.train.checkpoint import load_checkpoint
-from selectconv.lab.train.run_folder import ALLOCATION, BEST, CHECKPOINT, LAST, METRICS, RunFolder
+from selectconv.lab.train.run_folder import ALLOCATION, BEST, LAST, METRICS, RunFolder
 from tiny_models import allocation_of, assert_same
 
 # What a clock says differs between any two runs; everything else must not.
@@ -29,7 +29,7 @@ def metrics_of(folder):
 
 
 def assert_same_run(left, right):
-    assert_same(load_checkpoint(left / CHECKPOINT), load_checkpoint(right / CHECKPOINT))
+    assert_same(load_checkpoint(RunFolder(left)), load_checkpoint(RunFolder(right)))
     assert metrics_of(left) == metrics_of(right)
     for name in (ALLOCATION, LAST, BEST):
         assert (left / name).read_bytes() == (right / name).read_bytes(), name
@@ -50,10 +50,12 @@ def undisturbed(run, tmp_path_factory):
     [
         ("step", "2"),  # before the first checkpoint
         ("step", "8"),  # in the middle of the third epoch
-        ("metrics", "2"),  # a line is there that the checkpoint does not know
-        ("checkpoint", "1"),  # inside the first write
-        ("checkpoint", "3"),  # inside a later write
-        ("rename", "14"),  # somewhere among the files of an epoch
+        ("manifest.json", "2"),  # before the files of the first epoch
+        ("metrics.jsonl", "1"),  # right after their manifest
+        ("last.safetensors", "2"),  # a line is there that the checkpoint does not know
+        ("last.ckpt", "1"),
+        ("previous.ckpt", "2"),
+        ("last.ckpt", "4"),
     ],
     ids=" ".join,
 )

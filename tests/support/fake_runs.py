@@ -8,8 +8,9 @@ import yaml
 
 import selectconv as sc
 from selectconv.lab.data.registry import dataset_info
-from selectconv.lab.train.checkpoint import save_weights
+from selectconv.lab.train.checkpoint import dump_weights
 from selectconv.lab.train.config import resolve
+from selectconv.lab.train.manifest import MANIFEST, write_files
 from selectconv.lab.train.network import build_model
 
 SETTINGS = {
@@ -85,5 +86,13 @@ def write_run(
         )
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if weights:
-        save_weights(path / "last.safetensors", model)
+        (path / "last.safetensors").write_bytes(dump_weights(model))
+    return seal(path)
+
+
+def seal(path: Path) -> Path:
+    """Write the manifest of a run's files as they are."""
+    (path / MANIFEST).unlink(missing_ok=True)
+    names = [entry.name for entry in path.iterdir() if entry.is_file()]
+    write_files(path, {name: (path / name).read_bytes() for name in names})
     return path

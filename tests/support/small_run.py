@@ -2,9 +2,8 @@
 
     python tests/support/small_run.py OUT [--die MOMENT] [--resume] [--seed N] [--method M]
 
-Moments: `step N` (the N-th optimizer step), `metrics N` (right after the N-th line of metrics),
-`checkpoint N` (half-way through the N-th write of last.ckpt), `rename N` (the N-th file that is
-written but not renamed yet).
+Moments: `step N` (the N-th optimizer step), `NAME N` (when the N-th version of the run's file NAME
+is written but not renamed yet).
 """
 
 import argparse
@@ -13,6 +12,7 @@ import hashlib
 import os
 import signal
 import sys
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -20,7 +20,7 @@ from rich.console import Console
 from selectconv.lab.cli import signals
 from selectconv.lab.cli.display import RunDisplay
 from selectconv.lab.cli.main import main as selectconv
-from selectconv.lab.train import checkpoint, loop, network, run_folder
+from selectconv.lab.train import loop, network, run_folder
 from selectconv.lab.train.config import resolve
 from selectconv.lab.zoo import create_model
 
@@ -57,38 +57,15 @@ def arrange_death(kind: str, number: int) -> None:
     if kind == "step":
         step = torch.optim.SGD.step
         torch.optim.SGD.step = lambda self, *rest: die() if is_now() else step(self, *rest)
-    elif kind == "metrics":
-        append = run_folder.RunFolder.append
+        return
+    replace = os.replace
 
-        def append_and_die(self, name, row):
-            append(self, name, row)
-            if name == run_folder.METRICS and is_now():
-                die()
+    def replace_or_die(source, target):
+        if Path(target).name == kind and is_now():
+            die()
+        replace(source, target)
 
-        run_folder.RunFolder.append = append_and_die
-    elif kind == "checkpoint":
-        save = torch.save
-
-        def save_half(state, file):
-            if is_now():
-                save(state, file)
-                file.truncate(file.tell() // 2)
-                file.flush()
-                die()
-            save(state, file)
-
-        checkpoint.torch.save = save_half
-    elif kind == "rename":
-        fsync = os.fsync
-
-        def sync_and_die(handle):
-            fsync(handle)
-            if is_now():
-                die()
-
-        run_folder.os.fsync = sync_and_die
-    else:
-        raise SystemExit(f"unknown moment {kind!r}")
+    os.replace = replace_or_die
 
 
 def write_digests(path: str) -> None:
@@ -128,10 +105,11 @@ def main() -> None:
         arrange_death(options.die[0], int(options.die[1]))
     config = resolve({**SETTINGS, "seed": options.seed, "method": options.method})
     folder = run_folder.RunFolder(options.out)
-    is_first = int(os.environ.get("RANK", "0")) == 0
+    is_first = run_folder.is_first_process()
     if options.eval:
         sys.exit(selectconv(["eval", options.out, "--json"]))
-    if is_first and not (folder / run_folder.CHECKPOINT).exists():
+    folder.path.mkdir(parents=True, exist_ok=True)
+    if not (folder / "last.ckpt").exists():
         folder.start(config.to_dict())
     console = Console(file=sys.stdout, quiet=not is_first)
     if options.digests:

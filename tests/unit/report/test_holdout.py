@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from fake_runs import write_run
+from fake_runs import seal, write_run
 from selectconv.lab.report.compare.answers import answer
 from selectconv.lab.report.compare.findings import state_findings
 from selectconv.lab.report.compare.groups import group_runs
@@ -158,6 +158,7 @@ def test_a_damaged_result_leaves_the_run_out(tmp_path, content, message):
         file.unlink()
     else:
         file.write_text(content if isinstance(content, str) else json.dumps(content))
+    seal(run)
     found = collect([tmp_path])
     assert found.runs == []
     assert message in found.left_out[0]

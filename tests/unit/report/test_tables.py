@@ -9,7 +9,7 @@ from markupsafe import escape
 from safetensors.torch import load_file
 
 import selectconv as sc
-from fake_runs import SETTINGS, write_run
+from fake_runs import SETTINGS, seal, write_run
 from selectconv.deploy.cost import count_macs, count_params
 from selectconv.lab.data.registry import dataset_info
 from selectconv.lab.report.compare.groups import find_duplicates, group_runs
@@ -169,6 +169,7 @@ def test_a_log_of_another_network_is_refused(tmp_path):
     path = write_run(tmp_path / "a", method="select")
     row = {"epoch": 0, "layers": {"head.conv": {"closed": [1], "opened": []}}}
     (path / "allocation.jsonl").write_text(json.dumps(row) + "\n")
+    seal(path)
     with pytest.raises(ValueError, match=r"has no layer 'head.conv'"):
         replay(read_run(path))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fake_runs import SETTINGS, write_run
+from fake_runs import SETTINGS, seal, write_run
 from selectconv.errors import UsageError
 from selectconv.lab.reproduce import jobs
 from selectconv.lab.reproduce.grid import PlannedRun
@@ -55,8 +55,10 @@ def test_a_run_of_another_version_is_refused_an_older_one_is_not(tmp_path):
     older = "".join(line for line in text.splitlines(keepends=True) if "image_size" not in line)
     assert older != text
     (folder / "config.yaml").write_text(older)
+    seal(folder)
     assert jobs.find_state(planned(), tmp_path) == "done"
     (folder / "config.yaml").write_text(text + "warp: 9\n")
+    seal(folder)
     with pytest.raises(
         UsageError, match="a holds a run written by another version: `setting` must be one of"
     ):

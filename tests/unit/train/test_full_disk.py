@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from selectconv.errors import RunError
-from selectconv.lab.train.checkpoint import load_checkpoint, save_checkpoint
+from selectconv.lab.train.checkpoint import dump_checkpoint, load_checkpoint
 from selectconv.lab.train.event_file import EventFile
+from selectconv.lab.train.manifest import CHECKPOINT
+from selectconv.lab.train.run_folder import RunFolder
 
 
 @contextlib.contextmanager
@@ -26,17 +28,16 @@ def files_of_at_most(size):
 
 def state(epoch):
     nothing = dict.fromkeys(("optimizer", "allocator", "best_error"))
-    return {"epoch": epoch, "model": {"weight": torch.ones(3000)}, **nothing}
+    return dump_checkpoint({"epoch": epoch, "model": {"weight": torch.ones(3000)}, **nothing})
 
 
 @pytest.mark.parametrize("size", [0, 64, 1000, 8192, 12_000])
 def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(size, tmp_path):
-    path = tmp_path / "last.ckpt"
-    save_checkpoint(path, state(0))
-    save_checkpoint(path, state(1))
+    folder = RunFolder(tmp_path)
+    folder.write({CHECKPOINT: state(0)})
     with files_of_at_most(size), pytest.raises(RunError, match=r"cannot be written: "):
-        save_checkpoint(path, state(2))
-    assert load_checkpoint(path)["epoch"] == 1
+        folder.write({CHECKPOINT: state(1)})
+    assert load_checkpoint(folder)["epoch"] == 0
 
 
 def read_events(folder):

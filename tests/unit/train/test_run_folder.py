@@ -3,178 +3,207 @@
 import errno
 import json
 import os
-from pathlib import Path
 
 import pytest
 import torch
 
 from selectconv.errors import RunError, UsageError
-from selectconv.files import write_text
-from selectconv.lab.train import digests
+from selectconv.lab.train import manifest
 from selectconv.lab.train.checkpoint import (
-    has_checkpoint,
+    dump_checkpoint,
+    dump_weights,
     load_checkpoint,
     load_weights,
-    save_checkpoint,
-    save_weights,
 )
-from selectconv.lab.train.digests import check_recorded, write_recorded
-from selectconv.lab.train.run_folder import ALLOCATION, METRICS, RunFolder, describe_environment
+from selectconv.lab.train.manifest import CHECKPOINT, MANIFEST, PREVIOUS, is_unchanged, write_files
+from selectconv.lab.train.run_folder import (
+    ALLOCATION,
+    LAST,
+    METRICS,
+    RunFolder,
+    describe_environment,
+    dump_lines,
+)
 
 STATE = {"epoch": 3, "model": {}, "optimizer": {}, "allocator": None, "best_error": 1.5}
 
 
-def test_a_write_that_fails_keeps_what_was_there(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    write_text(path, "before")
-
-    def full(handle):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunError, match="No space left on device; what it held before is kept"):
-        write_text(path, "after")
-    assert path.read_text() == "before"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder(tmp_path)
 
 
-def test_an_append_that_fails_leaves_no_part_of_a_line(tmp_path, monkeypatch):
-    folder = RunFolder(tmp_path)
-    folder.append(METRICS, {"epoch": 0})
-
-    def full(handle):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(digests, "record", lambda path, known: None)
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunError, match="cannot append"):
-        folder.append(METRICS, {"epoch": 1})
-    assert (tmp_path / METRICS).read_text() == '{"epoch": 0}\n'
+def lines(*epochs):
+    return dump_lines([{"epoch": epoch, "loss": 0.25} for epoch in epochs])
 
 
-def test_half_a_line_does_not_count_and_is_cut(tmp_path):
-    folder = RunFolder(tmp_path)
+def write_epoch(folder, epoch):
+    """Write a smaller version of what the loop writes."""
+    contents = {METRICS: folder.with_line(METRICS, {"epoch": epoch, "loss": 0.25})}
+    contents |= {LAST: b"weights %d" % epoch}
+    if (folder / CHECKPOINT).exists():
+        contents[PREVIOUS] = (folder / CHECKPOINT).read_bytes()
+    folder.write({**contents, CHECKPOINT: dump_checkpoint({**STATE, "epoch": epoch})})
+
+
+class Dies:
+    """Let the process die before a file is renamed into its place."""
+
+    def __init__(self, monkeypatch, name, error=KeyboardInterrupt):
+        replace = os.replace
+
+        def replace_or_die(source, target):
+            if os.path.basename(target) == name:
+                raise error
+            replace(source, target)
+
+        self.patch = lambda: monkeypatch.setattr(os, "replace", replace_or_die)
+        self.undo = lambda: monkeypatch.setattr(os, "replace", replace)
+
+    def __enter__(self):
+        self.patch()
+
+    def __exit__(self, *error):
+        self.undo()
+
+
+def test_epochs_come_back_and_the_lines_after_a_checkpoint_are_cut(folder):
     for epoch in range(3):
-        folder.append(METRICS, {"epoch": epoch, "loss": 0.1})
-    with (tmp_path / METRICS).open("a") as file:
-        file.write('{"epoch": 3, "lo')
+        write_epoch(folder, epoch)
     assert [row["epoch"] for row in folder.read(METRICS)] == [0, 1, 2]
+    assert folder.read(ALLOCATION) == []
+    assert load_checkpoint(folder) == {"format": 1, **STATE, "epoch": 2}
     folder.cut_after(1)
-    assert (tmp_path / METRICS).read_text().count("\n") == 2
-    folder.append(METRICS, {"epoch": 2, "loss": 0.2})
-    assert [row["epoch"] for row in folder.read(METRICS)] == [0, 1, 2]
+    assert (folder / METRICS).read_bytes() == lines(0, 1)
 
 
-@pytest.mark.parametrize("name", [METRICS, ALLOCATION])
-def test_lines_that_were_changed_or_deleted_are_refused(tmp_path, name):
-    folder = RunFolder(tmp_path)
-    for epoch in range(3):
-        folder.append(name, {"epoch": epoch, "loss": 0.25})
-    folder.cut_after(1)
+@pytest.mark.parametrize("name", [MANIFEST, METRICS, LAST, PREVIOUS, CHECKPOINT])
+def test_an_epoch_that_is_cut_short_time_and_again_leaves_what_can_be_read(
+    folder, name, monkeypatch
+):
+    for epoch in range(2):
+        write_epoch(folder, epoch)
+    for _ in range(3):
+        with Dies(monkeypatch, name), pytest.raises(KeyboardInterrupt):
+            write_epoch(folder, 2)
+        assert load_checkpoint(folder)["epoch"] == 1
+        assert folder.check(LAST).read_bytes() in (b"weights 1", b"weights 2")
+        assert folder.check(PREVIOUS).exists()
+        folder.cut_after(1)  # as a resumed run does
+        assert (folder / METRICS).read_bytes() == lines(0, 1)
+    write_epoch(folder, 2)
+    assert load_checkpoint(folder)["epoch"] == 2
+
+
+@pytest.mark.parametrize("name", [METRICS, LAST, CHECKPOINT])
+def test_files_of_another_epoch_than_the_checkpoints_are_refused(folder, name):
+    write_epoch(folder, 0)
+    before = (folder / name).read_bytes()
+    write_epoch(folder, 1)
     whole = (folder / name).read_bytes()
-    for damaged in (whole.replace(b"0.25", b"0.24", 1), whole[: whole.index(b"\n") + 1], b""):
+    damages = [before[:-1], whole[:-1], whole + b"\n", whole.replace(b"1", b"3", 1), b""]
+    for damaged in [before] * (name != CHECKPOINT) + damages:
         (folder / name).write_bytes(damaged)
-        with pytest.raises(RunError, match=f"{name} is damaged: .* restore it, or train again"):
-            folder.read(name)
+        with pytest.raises(RunError, match=f"{name} is damaged"):
+            folder.check(name)
     (folder / name).unlink()
+    with pytest.raises(RunError, match=f"{name} is damaged"):
+        folder.check(name)
+
+
+def test_the_checkpoint_before_is_offered_and_accepted_in_its_place(folder, monkeypatch):
+    for epoch in range(2):
+        write_epoch(folder, epoch)
+    (folder / CHECKPOINT).unlink()
+    with pytest.raises(RunError, match=rf"{CHECKPOINT} is damaged.*rename it to {CHECKPOINT}"):
+        folder.has_checkpoint()
+    os.replace(folder / PREVIOUS, folder / CHECKPOINT)
+    assert load_checkpoint(folder)["epoch"] == 0
+    folder.cut_after(0)
+    with Dies(monkeypatch, CHECKPOINT), pytest.raises(KeyboardInterrupt):
+        write_epoch(folder, 1)
+    assert load_checkpoint(folder)["epoch"] == 0
+
+
+def test_a_write_that_fails_keeps_what_was_there(folder, monkeypatch):
+    write_epoch(folder, 0)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with (
+        Dies(monkeypatch, METRICS, full),
+        pytest.raises(RunError, match="No space left on device; what it held before is kept"),
+    ):
+        write_epoch(folder, 1)
+    assert folder.check(METRICS).read_bytes() == lines(0)
+    assert not list(folder.path.glob("*.part"))
+
+
+@pytest.mark.parametrize("bit", range(0, 8 * 400, 37))
+def test_one_wrong_bit_in_the_manifest_is_noticed_or_changes_nothing(tmp_path, bit):
+    path, record = tmp_path / "config.yaml", tmp_path / MANIFEST
+    write_files(tmp_path, {"config.yaml": b"gamma: 0.05\n"})
+    content = bytearray(record.read_bytes())
+    bit %= 8 * len(content)
+    content[bit // 8] ^= 1 << bit % 8
+    record.write_bytes(content)
+    path.write_text("gamma: 0.5\n")
     with pytest.raises(RunError, match="is damaged"):
-        folder.cut_after(1)
+        RunFolder(tmp_path).check("config.yaml")
 
 
-def test_a_first_line_that_was_announced_but_not_written_does_not_count(tmp_path, monkeypatch):
-    folder = RunFolder(tmp_path)
+def test_a_file_that_is_replaced_between_two_looks_is_not_called_damaged(tmp_path, monkeypatch):
+    write_files(tmp_path, {LAST: b"before"})
+    read = manifest._read
 
-    path_open = Path.open
+    def replaced_meanwhile(folder):
+        known = read(folder)
+        monkeypatch.setattr(manifest, "_read", read)
+        write_files(folder, {LAST: b"after"})
+        return known
 
-    def open_or_die(path, mode, *arguments, **options):
-        if mode == "ab":
-            raise KeyboardInterrupt
-        return path_open(path, mode, *arguments, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", open_or_die)
-        with pytest.raises(KeyboardInterrupt):
-            folder.append(METRICS, {"epoch": 0})
-    assert (folder / "digests.json").exists()
-    folder.cut_after(-1)
-    assert folder.read(METRICS) == []
-    folder.append(METRICS, {"epoch": 0})
-    assert folder.read(METRICS) == [{"epoch": 0}]
+    monkeypatch.setattr(manifest, "_read", replaced_meanwhile)
+    assert is_unchanged(tmp_path / LAST)
+    (tmp_path / LAST).write_bytes(b"damaged")
+    assert not is_unchanged(tmp_path / LAST)
 
 
 @pytest.mark.parametrize("name", [".lock", ".lock.json", ".lock.json.part", "config.yaml.part"])
-def test_what_a_kill_leaves_before_the_settings_is_nothing(tmp_path, name):
-    (tmp_path / name).write_text("")
-    assert RunFolder(tmp_path).is_empty()
+def test_what_a_kill_leaves_before_the_settings_is_nothing(folder, name):
+    (folder / name).write_text("")
+    assert folder.is_empty()
 
 
-def test_a_start_that_was_cut_short_leaves_an_empty_folder(tmp_path, monkeypatch):
-    folder = RunFolder(tmp_path)
-    replace = os.replace
-
-    def full(source, target):
-        if target == folder / "config.yaml":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        replace(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", full)
-        with pytest.raises(RunError, match="No space left"):
-            folder.start({"seed": 0})
-    assert [entry.name for entry in tmp_path.iterdir()] == ["digests.json"]
+def test_a_start_that_was_cut_short_leaves_an_empty_folder(folder, monkeypatch):
+    with Dies(monkeypatch, "config.yaml"), pytest.raises(KeyboardInterrupt):
+        folder.start({"seed": 0})
+    assert os.listdir(folder.path) == [MANIFEST]
     assert folder.is_empty()
     folder.start({"seed": 1})
     assert folder.read_config() == {"seed": 1}
     assert not folder.is_empty()
 
 
-def test_a_file_that_is_replaced_between_two_looks_is_not_called_damaged(tmp_path, monkeypatch):
-    path = tmp_path / "last.safetensors"
-    digests.write_recorded(path, lambda file: file.write(b"before"))
-    look = digests.recorded
-
-    def replaced_meanwhile(one):
-        known = look(one)
-        monkeypatch.setattr(digests, "recorded", look)
-        digests.write_recorded(path, lambda file: file.write(b"after"))
-        return known
-
-    monkeypatch.setattr(digests, "recorded", replaced_meanwhile)
-    assert digests.is_unchanged(path)
-    path.write_bytes(b"damaged")
-    assert not digests.is_unchanged(path)
-
-
-def test_a_run_is_finished_if_its_status_and_its_metrics_say_so(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.append(METRICS, {"epoch": 0})
+def test_a_run_is_finished_if_its_status_and_its_metrics_say_so(folder):
+    folder.start({"seed": 0})
+    write_epoch(folder, 0)
     assert not folder.is_finished(1)
     folder.set_status("done")
     assert folder.is_finished(1)
     assert not folder.is_finished(2)  # the status of another run
 
 
-def test_a_line_that_is_not_json_is_named(tmp_path):
-    (tmp_path / METRICS).write_text('{"epoch": 0}\nnonsense\n')
-    with pytest.raises(RunError, match="line 2, is not JSON"):
-        RunFolder(tmp_path).read(METRICS)
-
-
-def test_numbers_that_json_does_not_have_are_refused(tmp_path):
+def test_numbers_that_json_does_not_have_are_refused(folder):
     with pytest.raises(ValueError, match="not JSON compliant"):
-        RunFolder(tmp_path).append(METRICS, {"epoch": float("nan")})
-    assert not (tmp_path / METRICS).exists()
+        folder.with_line(METRICS, {"epoch": float("nan")})
 
 
-@pytest.mark.parametrize("text", ["- 1\n", "a: [", "\0"])
-def test_settings_that_cannot_be_read(tmp_path, text):
-    (tmp_path / "config.yaml").write_text(text)
+@pytest.mark.parametrize("text", ["- 1\n", "a: [", "!!python/object/apply:os.mkdir [bomb]"])
+def test_settings_that_cannot_be_read(folder, text):
+    folder.write({"config.yaml": text.encode()})
     with pytest.raises(RunError, match=r"config\.yaml"):
-        RunFolder(tmp_path).read_config()
+        folder.read_config()
 
 
-def test_clear_deletes_a_run_and_nothing_else(tmp_path):
-    folder = RunFolder(tmp_path / "run")
+def test_clear_deletes_a_run_and_nothing_else(folder):
     folder.start({"seed": 0})
     (folder / "tensorboard").mkdir()
     (folder / "tensorboard" / "events").write_text("x")
@@ -187,122 +216,37 @@ def test_clear_deletes_a_run_and_nothing_else(tmp_path):
     assert (folder / "notes.txt").exists()
 
 
-def test_checkpoints_come_back_and_damaged_ones_are_named(tmp_path):
-    path = tmp_path / "last.ckpt"
-    save_checkpoint(path, STATE)
-    assert load_checkpoint(path) == {"format": 1, **STATE}
-    (tmp_path / "digests.json").unlink()  # as version 0.1 left a folder: nothing but its format
-    torch.save({"format": 2, **STATE}, path)
-    with pytest.raises(RunError, match="has format 2; this version reads 1"):
-        load_checkpoint(path)
-    torch.save([1, 2], path)
-    with pytest.raises(RunError, match="was not written by selectconv"):
-        load_checkpoint(path)
-    path.write_bytes(b"nonsense")
-    with pytest.raises(RunError, match=r"last\.ckpt is damaged"):
-        load_checkpoint(path)
-
-
-def test_a_missing_checkpoint_is_not_a_new_start(tmp_path):
-    path = tmp_path / "last.ckpt"
-    assert not has_checkpoint(path)
-    for epoch in range(2):
-        save_checkpoint(path, {**STATE, "epoch": epoch})
-    assert has_checkpoint(path)
-    path.unlink()
-    with pytest.raises(
-        RunError, match=r"last\.ckpt is missing\. The one before it, of epoch 0, is"
-    ):
-        has_checkpoint(path)
-
-
-@pytest.mark.parametrize("bit", range(0, 8 * 400, 37))
-def test_one_wrong_bit_in_the_record_is_noticed_or_changes_nothing(tmp_path, bit):
-    path, record = tmp_path / "config.yaml", tmp_path / "digests.json"
-    write_recorded(path, lambda file: file.write(b"gamma: 0.05\n"))
-    content = bytearray(record.read_bytes())
-    bit %= 8 * len(content)
-    content[bit // 8] ^= 1 << bit % 8
-    record.write_bytes(content)
-    path.write_text("gamma: 0.5\n")
-    with pytest.raises(RunError, match="is damaged"):
-        check_recorded(path, "restore it.")
-
-
-def test_a_checkpoint_is_accepted_however_often_its_successors_are_killed(tmp_path, monkeypatch):
-    path = tmp_path / "last.ckpt"
-    save_checkpoint(path, {**STATE, "epoch": 0})
-    replace = os.replace
-
-    def die(source, target):
-        if target == path:
-            raise KeyboardInterrupt
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", die)
-    for epoch in range(1, 6):
-        with pytest.raises(KeyboardInterrupt):
-            save_checkpoint(path, {**STATE, "epoch": epoch})
-        assert load_checkpoint(path)["epoch"] == 0
-        assert load_checkpoint(tmp_path / "previous.ckpt")["epoch"] == 0
-    monkeypatch.setattr(os, "replace", replace)
-    for epoch in (1, 2):
-        save_checkpoint(path, {**STATE, "epoch": epoch})
-    known = json.loads((tmp_path / "digests.json").read_text())
-    assert {name: len(accepted) for name, accepted in known.items()} == {
-        "last.ckpt": 1,
-        "previous.ckpt": 1,
-        "digests.json": 1,
-    }
-
-
-def test_a_checkpoint_that_was_put_back_is_accepted_after_a_kill(tmp_path, monkeypatch):
-    path, previous = tmp_path / "last.ckpt", tmp_path / "previous.ckpt"
-    for epoch in range(2):
-        save_checkpoint(path, {**STATE, "epoch": epoch})
-    os.replace(previous, path)  # as the message about a damaged checkpoint says
-    assert load_checkpoint(path)["epoch"] == 0
-    replace = os.replace
-
-    def die(source, target):
-        if target == path:
-            raise KeyboardInterrupt
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", die)
-    with pytest.raises(KeyboardInterrupt):
-        save_checkpoint(path, {**STATE, "epoch": 1, "best_error": 2.5})
-    assert load_checkpoint(path)["epoch"] == 0
-    assert load_checkpoint(previous)["epoch"] == 0
-
-
 class _Bomb:
     def __reduce__(self):
         return (os.mkdir, ("bomb",))
 
 
-def test_nothing_is_unpickled(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    torch.save({"format": 1, **STATE, "model": _Bomb()}, "last.ckpt")
-    with pytest.raises(RunError, match="damaged"):
-        load_checkpoint(tmp_path / "last.ckpt")
-    assert not (tmp_path / "bomb").exists()
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"nonsense", "damaged"),
+        (dump_checkpoint({"model": _Bomb()}), "damaged"),
+        (dump_checkpoint({"format": 2}), "has format 2; this version reads 1"),
+    ],
+)
+def test_other_checkpoints_are_refused_and_nothing_is_unpickled(
+    folder, content, message, monkeypatch
+):
+    monkeypatch.chdir(folder.path)
+    folder.write({CHECKPOINT: content})
+    with pytest.raises(RunError, match=message):
+        load_checkpoint(folder)
+    assert not (folder / "bomb").exists()
 
 
-def test_weights_come_back_and_others_are_refused(tmp_path):
-    path = tmp_path / "last.safetensors"
+def test_weights_come_back_and_others_are_refused(folder):
     model = torch.nn.Conv2d(3, 4, 3)
-    save_weights(path, model.to(memory_format=torch.channels_last))
+    folder.write({LAST: dump_weights(model.to(memory_format=torch.channels_last))})
     copy = torch.nn.Conv2d(3, 4, 3)
-    load_weights(path, copy)
+    load_weights(folder / LAST, copy)
     assert torch.equal(copy.weight, model.weight)
     with pytest.raises(RunError, match="does not fit the model"):
-        load_weights(path, torch.nn.Conv2d(3, 5, 3))
-    with pytest.raises(RunError, match="has not finished an epoch yet"):
-        load_weights(tmp_path / "none.safetensors", copy)
-    path.write_bytes(b"nonsense")
-    with pytest.raises(RunError, match="damaged"):
-        load_weights(path, copy)
+        load_weights(folder / LAST, torch.nn.Conv2d(3, 5, 3))
 
 
 def test_the_environment_is_plain_json():
@@ -312,9 +256,8 @@ def test_the_environment_is_plain_json():
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"status": "dome"}', '{"statu3": "done"}', "\xff"])
-def test_a_damaged_status_is_named(tmp_path, content):
-    folder = RunFolder(tmp_path)
+def test_a_damaged_status_is_named(folder, content):
     assert folder.status() == "running"  # there is no file yet
-    (tmp_path / "status.json").write_bytes(content.encode("latin-1"))
+    (folder / "status.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(RunError, match=r"status\.json is damaged; delete it"):
         folder.status()

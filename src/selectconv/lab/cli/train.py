@@ -25,9 +25,9 @@ from selectconv.lab.train.config import (
     setting_names,
     setting_types,
 )
-from selectconv.lab.train.digests import DIGESTS, has_digests
 from selectconv.lab.train.folder_lock import check_free, locked
-from selectconv.lab.train.run_folder import CHECKPOINT, CONFIG, RunFolder
+from selectconv.lab.train.manifest import CHECKPOINT
+from selectconv.lab.train.run_folder import CONFIG, RunFolder, is_first_process
 
 EXAMPLES = [
     (
@@ -153,7 +153,7 @@ def run(options: Namespace) -> None:
             "--resume and --overwrite cannot be combined: continue the run, or start again."
         )
     config, folder = choose_run(given, options.out, resume=options.resume)
-    console = Console(soft_wrap=True, quiet=not _is_first(), markup=False, highlight=False)
+    console = Console(soft_wrap=True, quiet=not is_first_process(), markup=False, highlight=False)
     if options.resume and folder.is_finished(config.epochs):
         console.print(f"{folder.path} is already finished.")
         return
@@ -168,7 +168,7 @@ def run(options: Namespace) -> None:
     if options.dry_run:
         announce(config, folder.path, console)
         return
-    if not _is_first():  # rank 0 looks after the folder
+    if not is_first_process():  # rank 0 looks after the folder
         carry_out(config, folder, console, resume=options.resume)
         return
     check_free(folder.path)  # before all else: a run that is under way is not empty either
@@ -179,8 +179,6 @@ def run(options: Namespace) -> None:
         check_start(folder, options)  # it may have been started in the meantime
         if options.overwrite:
             folder.clear()
-        if options.resume:
-            _tell_about(folder)
         last = carry_out(config, folder, console, resume=options.resume)
     is_tested = last["test_error"] is not None
     result = f"train loss {last['train_loss']:.4f}, no test images"
@@ -265,14 +263,16 @@ def carry_out(
 
     display = RunDisplay(config, console)
     try:
-        if _is_first() and not (folder / CHECKPOINT).exists():
+        if not folder.has_checkpoint():
+            if resume and is_first_process():
+                words = "has no checkpoint yet: starting at epoch 0."
+                print(f"{folder.path} {words}", file=sys.stderr)
             folder.start(config.to_dict())
         return train(config, folder, display, resume=resume)
     except BaseException as error:
         signals.ignore()  # the process ends now; one on top must not cut off the line that says why
-        if _is_first():
-            with suppress(OSError, SelectConvError):  # the failure itself is reported anyway
-                _record_end(folder, error, resume=resume)
+        with suppress(OSError, SelectConvError):  # the failure itself is reported anyway
+            _record_end(folder, error, resume=resume)
         if isinstance(error, KeyboardInterrupt):
             words = f"interrupted; continue with --resume --out {folder.path}."
             raise KeyboardInterrupt(words) from None
@@ -281,31 +281,11 @@ def carry_out(
         display.close()
 
 
-def _is_first() -> bool:
-    """Return whether this is the process that looks after the run's folder."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
 def _record_end(folder: RunFolder, error: BaseException, *, resume: bool) -> None:
     """Write down how a training failed."""
     if isinstance(error, DataError) and not resume and not (folder / CHECKPOINT).exists():
         folder.clear()  # nothing was trained: the next try finds an empty folder
-    elif (folder / CONFIG).exists():  # without settings, nothing was started
-        if isinstance(error, KeyboardInterrupt):
-            folder.set_status("interrupted")
-        else:
-            folder.set_status("failed", " ".join(str(error).split()))
-
-
-def _tell_about(folder: RunFolder) -> None:
-    """Say what a user who resumes a run should know."""
-    from selectconv.lab.train.checkpoint import has_checkpoint
-
-    if not has_checkpoint(folder / CHECKPOINT):
-        print(f"{folder.path} has no checkpoint yet: starting at epoch 0.", file=sys.stderr)
-    elif not has_digests(folder.path):
-        print(
-            f"{folder.path} has no {DIGESTS}, since version 0.1 wrote it: its files are not "
-            "checked.",
-            file=sys.stderr,
-        )
+    elif isinstance(error, KeyboardInterrupt):
+        folder.set_status("interrupted")
+    else:
+        folder.set_status("failed", " ".join(str(error).split()))

@@ -1,9 +1,7 @@
-"""A run's files of weights, and `last.ckpt`: everything that `--resume` needs, in plain types."""
+"""A run's weights, and its checkpoint: everything that `--resume` needs, in plain types."""
 
 import io
-import os
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,122 +10,46 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from selectconv.errors import RunError
-from selectconv.files import replacing
-from selectconv.lab.train.digests import (
-    check_recorded,
-    is_unchanged,
-    record,
-    recorded,
-    settle,
-    write_recorded,
-)
-from selectconv.lab.train.run_folder import PREVIOUS
+from selectconv.lab.train.manifest import CHECKPOINT
+from selectconv.lab.train.run_folder import RunFolder
 
 FORMAT = 1
-_KEYS = {"format", "epoch", "model", "optimizer", "allocator", "best_error"}
 
 
-def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Write a checkpoint whole; the one before it stays as `previous.ckpt`.
-
-    Raises:
-        RunError: it could not be written, for example because the disk is full; the one before it
-            is still in its place.
-    """
-    assert set(state) | {"format"} == _KEYS
-    if path.exists():
-        previous = path.with_name(PREVIOUS)
-        record(previous, [*recorded(previous), *recorded(path)])
-        try:
-            with replacing(previous) as beside:
-                _link(path, beside)
-        except OSError as error:
-            raise RunError(f"{previous} cannot be written: {error.strerror or error}.") from error
-        settle(previous)
-    # To memory first: torch's writer, on a full disk, can fail with an error that does not say so.
+def dump_checkpoint(state: Mapping[str, Any]) -> bytes:
+    """Return the content of a checkpoint."""
     content = io.BytesIO()
     torch.save({"format": FORMAT, **state}, content)
-    write_recorded(path, lambda file: file.write(content.getbuffer()))
+    return content.getvalue()
 
 
-def _link(path: Path, other: Path) -> None:
-    """Link `other` to a file, or copy the file if the file system has no links."""
-    other.unlink(missing_ok=True)
-    try:
-        os.link(path, other)
-    except OSError:
-        shutil.copyfile(path, other)
-
-
-def has_checkpoint(path: Path) -> bool:
-    """Return whether a run can go on from its last checkpoint.
+def load_checkpoint(folder: RunFolder) -> dict[str, Any]:
+    """Read a run's checkpoint.
 
     Raises:
-        RunError: it is gone, and the one before it is still there.
+        RunError: it is damaged, or of another format; it is named and left as it is.
     """
-    if not path.exists() and path.with_name(PREVIOUS).exists():
-        raise RunError(f"the checkpoint {path} is missing. {_offer(path.with_name(PREVIOUS))}")
-    return path.exists()
-
-
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint.
-
-    Raises:
-        RunError: it is damaged, or of another format; it is named and left as it is, and so is the
-            one before it, if that is whole.
-    """
-    previous = path.with_name(PREVIOUS)
-    if not is_unchanged(path, previous):  # the one before it may have been put in its place
-        raise RunError(
-            f"the checkpoint {path} is damaged: it is not what the run wrote. {_offer(previous)}"
-        )
-    return _read(path, lambda: _offer(previous))
-
-
-def _offer(previous: Path) -> str:
-    """Say how to go on without the last checkpoint."""
-    if previous.exists() and is_unchanged(previous):
-        try:
-            epoch = _read(previous)["epoch"]
-        except RunError:
-            pass
-        else:
-            return (
-                f"The one before it, of epoch {epoch}, is intact: rename {previous.name} to "
-                "last.ckpt, then --resume."
-            )
-    return "Start again with --overwrite."
-
-
-def _read(path: Path, remedy: Callable[[], str] = lambda: "") -> dict[str, Any]:
+    path = folder.check(CHECKPOINT)
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        found = state["format"]
     except Exception as error:  # a damaged file can fail in any way inside the reader
         # torch's own message suggests weights_only=False, so it is not repeated.
         kind = type(error).__name__
-        raise RunError(
-            f"the checkpoint {path} is damaged and cannot be read ({kind}). {remedy()}"
-        ) from error
-    if not isinstance(state, dict) or set(state) != _KEYS:
-        raise RunError(f"the checkpoint {path} was not written by selectconv.")
-    if state["format"] != FORMAT:
-        raise RunError(
-            f"the checkpoint {path} has format {state['format']!r}; this version reads {FORMAT}."
-        )
+        raise RunError(f"{path} is damaged: it cannot be read ({kind}).") from error
+    if found != FORMAT:
+        raise RunError(f"{path} has format {found!r}; this version reads {FORMAT}.")
     return state
 
 
-def save_weights(path: Path, model: nn.Module) -> None:
-    """Write a model's state_dict as safetensors, whole."""
-    tensors = {
-        name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()
-    }
-    write_recorded(path, lambda file: file.write(save(tensors)))
+def dump_weights(model: nn.Module) -> bytes:
+    """Return a model's state_dict in the format of safetensors."""
+    state = model.state_dict()
+    return save({name: value.detach().cpu().contiguous() for name, value in state.items()})
 
 
 def load_weights(path: Path, model: nn.Module, *, slimmed: bool = False) -> None:
-    """Load a safetensors file into a model.
+    """Load a run's file of weights into a model.
 
     Args:
         path: the file.
@@ -137,13 +59,7 @@ def load_weights(path: Path, model: nn.Module, *, slimmed: bool = False) -> None
     Raises:
         RunError: the file is missing, damaged, or of another model.
     """
-    if not path.exists():
-        raise RunError(f"there is no {path}: the run has not finished an epoch yet.")
-    check_recorded(path, "restore it, or train again.")
-    try:
-        tensors = load_file(path)
-    except Exception as error:
-        raise RunError(f"{path} is damaged and cannot be read: {error}") from error
+    tensors = load_file(RunFolder(path.parent).check(path.name))
     try:
         if slimmed:
             fit_shapes(model, tensors)

@@ -121,7 +121,6 @@ class TrainConfig:
         optional(check_fraction),
         group="selection",
         default=None,
-        came_later=True,
     )
     target_params: float | None = setting(
         "parameters to end at, as a fraction of the dense network's, such as 0.5; not together "
@@ -129,21 +128,18 @@ class TrainConfig:
         optional(check_fraction),
         group="selection",
         default=None,
-        came_later=True,
     )
     group_lasso: float = setting(
         "for lgc: strength of the group lasso",
         check_non_negative,
         group="selection",
         default=0.0,  # CondenseNet's recipe for CIFAR has none; its recipe for ImageNet has 1e-5
-        came_later=True,
     )
     bn_sparsity: float = setting(
         "for slimming: strength of the L1 penalty on batch norm's scales",
         check_non_negative,
         group="selection",
         default=1e-5,  # network slimming's value for ResNet and DenseNet
-        came_later=True,
     )
     seed: int = setting("seed of all random numbers", seeds, group="aside", default=0)
     data_root: str | None = setting(
@@ -169,7 +165,6 @@ class TrainConfig:
         truth,
         group="aside",
         default=False,
-        came_later=True,
     )
     device: str = setting(
         f"one of {', '.join(DEVICES)}",

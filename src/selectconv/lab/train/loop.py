@@ -24,27 +24,27 @@ from selectconv.allocate.report import AllocationReport
 from selectconv.errors import RunError, SelectConvError
 from selectconv.lab.data.registry import Splits, load_dataset
 from selectconv.lab.train.checkpoint import (
+    dump_checkpoint,
+    dump_weights,
     fit_shapes,
     load_checkpoint,
-    save_checkpoint,
-    save_weights,
 )
 from selectconv.lab.train.config import TrainConfig
 from selectconv.lab.train.device import choose_device
-from selectconv.lab.train.digests import write_recorded
 from selectconv.lab.train.evaluation import Display, Evaluation
 from selectconv.lab.train.event_file import EventFile
+from selectconv.lab.train.manifest import CHECKPOINT, PREVIOUS
 from selectconv.lab.train.network import build_model, in_layout
 from selectconv.lab.train.run_data import check_same_images, record_data, run_data
 from selectconv.lab.train.run_folder import (
     ALLOCATION,
     BEST,
-    CHECKPOINT,
     HOLDOUT,
     LAST,
     METRICS,
     TENSORBOARD,
     RunFolder,
+    is_first_process,
 )
 
 # How often the losses are looked at for NaN: a look waits for the device.
@@ -249,11 +249,11 @@ def train(
                 holdout=config.holdout,
             )
         state = None
-        if resume and (folder / CHECKPOINT).exists():
+        if resume and folder.has_checkpoint():
             before = run_data(folder.path, config)
             check_same_images(before, splits.info, "num_train", "num_test", "shape")
-            state = load_checkpoint(folder / CHECKPOINT)
-        elif fabric.global_rank == 0:
+            state = load_checkpoint(folder)
+        else:
             record_data(folder, splits.info)
         training = Training(config, fabric, splits, state)
         try:
@@ -273,33 +273,42 @@ def train(
 
 
 def _run_epochs(training: Training, folder: RunFolder, display: Display) -> None:
-    is_first = training.fabric.global_rank == 0
-    if is_first:
-        folder.cut_after(training.next_epoch - 1)
-        folder.set_status("running")
+    folder.cut_after(training.next_epoch - 1)
+    folder.set_status("running")
+    if is_first_process():
         events = EventFile(folder / TENSORBOARD, training.next_epoch)
     for epoch in range(training.next_epoch, training.config.epochs):
         row, report = training.run_epoch(epoch, display)
         is_best = row["test_error"] is not None and row["test_error"] < training.best_error
         if is_best:
             training.best_error = row["test_error"]
-        if is_first:
-            folder.append(METRICS, row)
-            if report:
-                folder.append(ALLOCATION, report.to_dict())
-            if is_best:
-                save_weights(folder / BEST, training.model)
-            save_weights(folder / LAST, training.model)
-            # Last of all: whatever the lines above wrote is written again if this is not reached.
-            save_checkpoint(folder / CHECKPOINT, training.state(epoch))
-            folder.settle()
+        if is_first_process():
+            _save_epoch(training, folder, row, report, is_best=is_best)
             events.add(row, epoch)
         display.epoch_done(row, report)
     if training.config.holdout:
         result = training.evaluate_holdout(display)
-        if is_first:
-            text = json.dumps(result) + "\n"
-            write_recorded(folder / HOLDOUT, lambda file: file.write(text.encode()))
-    if is_first:
-        folder.set_status("done")
+        folder.write({HOLDOUT: (json.dumps(result) + "\n").encode()})
+    folder.set_status("done")
     training.fabric.barrier()  # nobody reads the folder before it is complete
+
+
+def _save_epoch(
+    training: Training,
+    folder: RunFolder,
+    row: dict[str, Any],
+    report: AllocationReport,
+    *,
+    is_best: bool,
+) -> None:
+    """Write what an epoch leaves; the checkpoint last: without it, the epoch is run again."""
+    contents = {METRICS: folder.with_line(METRICS, row)}
+    if report:
+        contents[ALLOCATION] = folder.with_line(ALLOCATION, report.to_dict())
+    contents[LAST] = dump_weights(training.model)
+    if is_best:
+        contents[BEST] = contents[LAST]
+    if (folder / CHECKPOINT).exists():
+        contents[PREVIOUS] = (folder / CHECKPOINT).read_bytes()
+    contents[CHECKPOINT] = dump_checkpoint(training.state(row["epoch"]))
+    folder.write(contents)

@@ -14,7 +14,6 @@ from selectconv.errors import RunError, UsageError
 from selectconv.lab.data.image_set import DatasetInfo
 from selectconv.lab.data.registry import dataset_info
 from selectconv.lab.train.config import TrainConfig
-from selectconv.lab.train.digests import check_recorded, write_recorded
 from selectconv.lab.train.run_folder import IMAGES, RunFolder
 
 _WORDS = {
@@ -40,10 +39,9 @@ def run_data(folder: Path, config: TrainConfig) -> DatasetInfo:
     Raises:
         RunError: the run's own file about it is damaged.
     """
-    path = folder / IMAGES
+    path = RunFolder(folder).check(IMAGES)
     if not path.exists():
         return describe_data(config)
-    check_recorded(path, "restore it, or train again.")
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         known: dict[str, Any] = {
@@ -59,7 +57,7 @@ def record_data(folder: RunFolder, info: DatasetInfo) -> None:
     """Write what is known about the user's own images."""
     if info.classes:
         text = json.dumps(dataclasses.asdict(info), indent=1) + "\n"
-        write_recorded(folder / IMAGES, lambda file: file.write(text.encode()))
+        folder.write({IMAGES: text.encode()})
 
 
 def check_same_images(

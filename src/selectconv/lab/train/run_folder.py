@@ -1,45 +1,51 @@
-"""A run's folder: its files, each of which appears whole or not at all."""
+"""A run's folder: its files, each of which appears whole or not at all.
+
+Under torchrun every process holds the folder; only the first one writes into it.
+"""
 
 import json
 import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import yaml
 
 from selectconv import __version__
 from selectconv.errors import RunError, UsageError
 from selectconv.files import read_json_lines, write_text
-from selectconv.lab.train.digests import (
-    DIGESTS,
-    append_recorded,
-    check_recorded,
-    settle,
-    write_recorded,
-)
 from selectconv.lab.train.folder_lock import HOLDER, LOCK
+from selectconv.lab.train.manifest import (
+    CHECKPOINT,
+    MANIFEST,
+    PREVIOUS,
+    is_unchanged,
+    write_files,
+)
 
 CONFIG, ENVIRONMENT, STATUS = "config.yaml", "env.json", "status.json"
 STATUSES = ("running", "done", "failed", "interrupted")
 METRICS, ALLOCATION = "metrics.jsonl", "allocation.jsonl"
-CHECKPOINT, PREVIOUS = "last.ckpt", "previous.ckpt"
 LAST, BEST = "last.safetensors", "best.safetensors"
 HOLDOUT, IMAGES, TENSORBOARD = "holdout.json", "images.json", "tensorboard"
 OWN: tuple[str, ...] = (
     CONFIG, ENVIRONMENT, STATUS, METRICS, ALLOCATION, CHECKPOINT, PREVIOUS, LAST, BEST, HOLDOUT,
-    IMAGES, DIGESTS, TENSORBOARD,
+    IMAGES, MANIFEST, TENSORBOARD,
 )  # fmt: skip
 # What `compress`, `export` and `report` make of a run, in its folder.
 COMPRESSED, ONNX, REPORT = "compressed.safetensors", "model.onnx", "report.html"
 _LOCK_FILES = (LOCK, HOLDER, f"{HOLDER}.part")
 # What a start that was cut short, before it wrote its settings, may leave behind.
-_BEGINNINGS = (DIGESTS, f"{DIGESTS}.part", f"{CONFIG}.part")
+_BEGINNINGS = (MANIFEST, f"{MANIFEST}.part", f"{CONFIG}.part")
+
+
+def is_first_process() -> bool:
+    """Return whether this process looks after the run's folder; under torchrun one of them does."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 class RunFolder:
@@ -87,6 +93,8 @@ class RunFolder:
         Raises:
             UsageError: there are files that no run wrote.
         """
+        if not is_first_process():
+            return
         self.check_own()
         # The settings last: until then it is a run, and a second try deletes the rest.
         for entry in sorted(self._entries(), key=lambda entry: entry.name == CONFIG):
@@ -96,39 +104,63 @@ class RunFolder:
                 entry.unlink()
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Create the folder with its settings and the environment."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"cannot create {self.path}: {error.strerror}.") from error
-        text = yaml.safe_dump(dict(config), sort_keys=False)
-        write_recorded(self / CONFIG, lambda file: file.write(text.encode()))
-        self.set_status("running")  # before the environment, which takes a moment to collect
-        environment = json.dumps(describe_environment(), indent=2) + "\n"
-        write_recorded(self / ENVIRONMENT, lambda file: file.write(environment.encode()))
+        """Write the settings and the environment into the folder, which exists."""
+        if is_first_process():
+            settings = yaml.safe_dump(dict(config), sort_keys=False)
+            environment = json.dumps(describe_environment(), indent=2) + "\n"
+            self.write({CONFIG: settings.encode(), ENVIRONMENT: environment.encode()})
+            self.set_status("running")
+
+    def write(self, contents: Mapping[str, bytes]) -> None:
+        """Write files with their digests, in this order; a checkpoint comes last.
+
+        Raises:
+            RunError: one cannot be written; the run can still be resumed.
+        """
+        if is_first_process():
+            write_files(self.path, contents)
+
+    def check(self, name: str) -> Path:
+        """Return the path of a file as the run wrote it; it does not exist if the run did not.
+
+        Raises:
+            RunError: it was damaged, changed or deleted.
+        """
+        path = self / name
+        if not is_unchanged(path):
+            remedy = "restore it, or train again"
+            previous = self / PREVIOUS
+            if name == CHECKPOINT and previous.exists() and is_unchanged(previous):
+                remedy = (
+                    f"{PREVIOUS}, of the epoch before, is intact: rename it to {CHECKPOINT}, "
+                    "then --resume"
+                )
+            raise RunError(f"{path} is damaged: it is not what the run wrote; {remedy}.")
+        return path
+
+    def has_checkpoint(self) -> bool:
+        """Return whether the run can go on from a checkpoint.
+
+        Raises:
+            RunError: it was damaged, changed or deleted.
+        """
+        return self.check(CHECKPOINT).exists()
 
     def read_config(self) -> dict[str, Any]:
         """Read the settings of the run.
 
         Raises:
-            RunError: they are missing, or cannot be read.
+            RunError: they are missing, or not what the run wrote.
         """
-        path = self / CONFIG
-        if path.exists():
-            check_recorded(
-                path, "restore it, or start another run with the settings that you want."
-            )
-        try:
-            config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
+        if not (self / CONFIG).exists():
             lack = f"it has no {CONFIG}" if self.path.is_dir() else "there is no such folder"
             lack = "it is a file" if self.path.is_file() else lack
-            raise RunError(f"{self.path} is not a run: {lack}.") from None
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise RunError(f"{self.path} is not a run: {lack}.")
+        path = self.check(CONFIG)
+        try:
+            return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+        except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
             raise RunError(f"{path} cannot be read: {str(error).splitlines()[0]}.") from error
-        if not isinstance(config, dict):
-            raise RunError(f"{path} must hold settings, one per line.")
-        return config
 
     def status(self) -> str:
         """Return the status, one of `STATUSES`; without a file it is `running`.
@@ -156,58 +188,38 @@ class RunFolder:
         return self.status() == "done" and len(self.read(METRICS)) == epochs
 
     def set_status(self, status: str, message: str | None = None) -> None:
-        """Write the status, with a message for a failed run."""
-        content = {"status": status} if message is None else {"status": status, "message": message}
-        write_text(self / STATUS, json.dumps(content) + "\n")
-
-    def append(self, name: str, row: Mapping[str, Any]) -> None:
-        """Append a line to a jsonl file.
-
-        Raises:
-            RunError: it could not be written; the file ends where it ended before.
-        """
-        append_recorded(self / name, (dumps(row) + "\n").encode())
+        """Write the status, with a message for a failed run; without settings there is no run."""
+        if is_first_process() and (self / CONFIG).exists():
+            content = {"status": status, **({} if message is None else {"message": message})}
+            write_text(self / STATUS, json.dumps(content) + "\n")
 
     def read(self, name: str) -> list[dict[str, Any]]:
-        """Read a jsonl file; an unfinished last line, left by a killed process, is ignored.
-
-        Raises:
-            RunError: it was damaged or changed, or a line is not JSON.
-        """
-        path = self.check(name)
-        rows: list[dict[str, Any]] = read_json_lines(path) if path.exists() else []
-        return rows
-
-    def check(self, name: str) -> Path:
-        """Return the path of a file, which need not exist.
+        """Read a jsonl file; a run that has not written it has no lines.
 
         Raises:
             RunError: it was damaged or changed.
         """
-        path = self / name
-        check_recorded(path, "restore it, or train again.")
-        return path
+        path = self.check(name)
+        return read_json_lines(path) if path.exists() else []
 
-    def settle(self) -> None:
-        """Note that the lines so far belong to the checkpoint: none of them may be missing."""
-        for name in (METRICS, ALLOCATION):
-            settle(self / name)
+    def with_line(self, name: str, row: Mapping[str, Any]) -> bytes:
+        """Return the content of a jsonl file with one more line."""
+        return dump_lines([*self.read(name), row])
 
     def cut_after(self, epoch: int) -> None:
         """Drop the lines of epochs after the checkpoint's: those epochs will be run again."""
+        contents = {}
         for name in (METRICS, ALLOCATION):
-            kept = [dumps(row) + "\n" for row in self.read(name) if row["epoch"] <= epoch]
-            if (self / name).exists():
-                write_recorded(self / name, partial(_write_lines, kept))
+            rows = self.read(name)
+            kept = [row for row in rows if row["epoch"] <= epoch]
+            if kept != rows:
+                contents[name] = dump_lines(kept)
+        self.write(contents)
 
 
-def _write_lines(lines: list[str], file: BinaryIO) -> None:
-    file.write("".join(lines).encode())
-
-
-def dumps(row: Mapping[str, Any]) -> str:
-    """Return a row as one line of JSON; floats keep all their digits."""
-    return json.dumps(row, separators=(", ", ": "), allow_nan=False)
+def dump_lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return rows as lines of JSON; floats keep all their digits."""
+    return "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
 
 
 def describe_environment() -> dict[str, Any]:
@@ -236,15 +248,9 @@ def describe_environment() -> dict[str, Any]:
 
 def _git(*arguments: str) -> str | None:
     """Ask git about the package's own source tree; None where it is installed without one."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
     try:
-        answer = subprocess.run(
-            ["git", *arguments],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip()

@@ -27,14 +27,12 @@ class Setting:
             result does not depend on it, or not by intention).
         none_word: how None is written in flags and files, if it is a choice of its own; otherwise
             a missing value or null means None.
-        came_later: runs from before it do not have it in their `config.yaml`.
     """
 
     help: str
     check: Check
     group: Group = "training"
     none_word: str | None = None
-    came_later: bool = False
 
 
 def setting(
@@ -44,10 +42,9 @@ def setting(
     group: Group = "training",
     default: Any = MISSING,
     none_word: str | None = None,
-    came_later: bool = False,
 ) -> Any:
     """Declare a field of `TrainConfig`; without a default, `recipes.yaml` must have a value."""
-    metadata = {"setting": Setting(help, check, group, none_word, came_later)}
+    metadata = {"setting": Setting(help, check, group, none_word)}
     if isinstance(default, dict):
         return field(default_factory=default.copy, metadata=metadata)
     if default is MISSING:

@@ -11,8 +11,7 @@ from typing import Any
 from selectconv import __version__
 from selectconv.allocate.report import AllocationReport, read_log
 from selectconv.errors import SelectConvError
-from selectconv.lab.train.config import TrainConfig, declared_settings, read_recorded
-from selectconv.lab.train.digests import check_recorded
+from selectconv.lab.train.config import TrainConfig, read_recorded
 from selectconv.lab.train.run_folder import (
     ALLOCATION,
     CONFIG,
@@ -174,13 +173,6 @@ def read_run(path: Path) -> Run:
             f"its settings are not those of this version ({__version__}; the run was written "
             f"by {_version_of(environment)}): {error}"
         ) from error
-    # Runs from before a setting have its default. Without any other, the file was cut.
-    known = {name for name, declared in declared_settings().items() if not declared.came_later}
-    lacking = known - set(settings)
-    if lacking:
-        raise ValueError(
-            f"{CONFIG} lacks {', '.join(sorted(lacking))}: it was cut, or another version wrote it."
-        )
     metrics = folder.read(METRICS)
     if folder.status() != "done" or len(metrics) != config.epochs:
         raise ValueError(
@@ -216,8 +208,7 @@ def _check_numbers(row: Mapping[str, Any], names: Iterable[str], where: str) -> 
 
 def _read_holdout(folder: RunFolder) -> dict[str, Any]:
     try:
-        content = json.loads((folder / HOLDOUT).read_text(encoding="utf-8"))
-        check_recorded(folder / HOLDOUT, "train it again.")
+        content = json.loads(folder.check(HOLDOUT).read_bytes())
     except FileNotFoundError:
         raise ValueError(f"it has no {HOLDOUT}, which its settings ask for.") from None
     except (OSError, ValueError) as error:

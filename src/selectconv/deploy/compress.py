@@ -1,6 +1,7 @@
 """`compress`: a physically smaller model of standard operations, with the same outputs."""
 
 import copy
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -8,19 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_leaves, tree_map
 
-from selectconv.checks import check_count, warn
+from selectconv.checks import check_count
 from selectconv.core.models import unwrap
 from selectconv.deploy.layout import (
+    BY_CHANNEL,
     Layout,
     channel_axis,
     is_channel_operand,
-    is_in_module,
     is_read_for_type,
     plan_layout,
 )
 from selectconv.deploy.parts import Channels, Part, conv_weight, stencil_weight
+from selectconv.deploy.sameness import check_same, tensors_in
 from selectconv.errors import CompressionError
 from selectconv.graph.dataflow import Dataflow, Kind, Operation, trace_dataflow
 from selectconv.graph.example import as_arguments, evaluating
@@ -28,7 +29,6 @@ from selectconv.graph.operations import argument
 from selectconv.graph.tracer import first_line
 
 RTOL = 1e-4
-_ROUNDINGS = 8  # what the other order of its sums may cost a network in float16 or bfloat16
 
 
 def compress(
@@ -76,22 +76,34 @@ def compress(
     if round_to is not None:
         check_count("round_to", round_to, 1)
     model = unwrap(model)
-    small = _build(model, example_input, round_to)
-    difference = _find_difference(model, small, example_input)
-    if difference is not None:
-        if not _agrees_in_float64(model, example_input, round_to):
-            raise CompressionError(
-                f"{difference}; tracing does not see hooks, nor a forward that depends on values. "
-                "The masked model still works."
-            )
-        warn(f"{difference}. In float64 they agree: the network magnifies rounding errors.")
+    flow = trace_dataflow(model, example_input)
+    with torch.no_grad():
+        small = _Builder(flow, plan_layout(flow, round_to)).build()
+        _compare(model, small, example_input)
     return small
 
 
-def _build(model: nn.Module, example_input: Any, round_to: int | None) -> fx.GraphModule:
-    flow = trace_dataflow(model, example_input)
-    with torch.no_grad():
-        return _Builder(flow, plan_layout(flow, round_to)).build()
+def _compare(model: nn.Module, small: nn.Module, example_input: Any) -> None:
+    """Raise an error if a compressed model computes something else on the example."""
+    args, kwargs = as_arguments(example_input)
+    with evaluating(model):
+        wanted = tensors_in(model(*args, **kwargs))
+    if any(bool(output.isnan().any()) for output in wanted):
+        raise CompressionError(
+            "an output of the model itself is NaN on the example, so the compressed model cannot "
+            "be compared with it: look for NaN in `example_input` and in the weights."
+        )
+    try:
+        got = tensors_in(small(*args, **kwargs))
+    except Exception as error:
+        raise CompressionError(
+            f"the compressed model fails with {first_line(error)}; tracing does not see hooks. The "
+            "masked model still works."
+        ) from error
+    check_same(
+        model, (args, kwargs), wanted, got, rtol=RTOL, error=CompressionError,
+        what="of the compressed model (tracing does not see hooks) differs from the model's",
+    )  # fmt: skip
 
 
 class _Builder:
@@ -103,152 +115,130 @@ class _Builder:
         self.graph = fx.Graph()
         self.made: dict[str, Any] = {}  # modules and tensors by name
         self.new: dict[fx.Node, fx.Node] = {}
-        self.gathers: dict[tuple[fx.Node, bytes], fx.Node] = {}
-        self.borrowed: list[str] = []  # tensors of modules that are read by themselves, too
+        self.written: dict[Any, fx.Node] = {}  # gathers and tensors, each of them once
 
     def build(self) -> fx.GraphModule:
         for node, op in self.flow.operations.items():
             if node in self.layout.kept and op.kind is not Kind.TENSOR:
                 self.new[node] = self._write(op)
-        for name in self.borrowed:
-            owner, _, attribute = name.rpartition(".")
-            self.made[name] = getattr(self.made[owner], attribute)
         return fx.GraphModule(self.made, self.graph, class_name="Compressed").eval()
 
     def _write(self, op: Operation) -> fx.Node:
         if op.kind is Kind.CONV:
             return self._write_conv(op)
         if op.kind is Kind.CONCAT:
-            return self._write_concat(op)
+            return self._join([self._value(other) for other in self.layout.pieces[op.node]])
         if op.kind is Kind.CHANNEL_PAD:
             return self._write_channel_pad(op)
-        kept = self.layout.kept[op.node] if op.kind is not Kind.OUTPUT else None
+        target = op.node.target
         if op.module is not None:
-            target = self._hold(str(op.node.target), lambda: _narrow_module(op, kept))
-            return self._call(op, target)
-        return self._call(op, op.node.target)
-
-    def _call(self, op: Operation, target: Any) -> fx.Node:
-        """Write the same call, with the inputs brought to the channels that it works on."""
-        args = fx.map_arg(op.node.args, lambda other: self._operand(op, other))
-        kwargs = fx.map_arg(op.node.kwargs, lambda other: self._operand(op, other))
-        return self.graph.create_node(
-            op.node.op, target, cast(Any, args), cast(Any, kwargs), op.node.name
+            kept = self.layout.kept[op.node]
+            target = self._hold(str(target), lambda: _narrow_module(op, kept))
+        args, kwargs = fx.map_arg(
+            (op.node.args, op.node.kwargs), lambda other: self._operand(op, other)
         )
+        return self.graph.create_node(op.node.op, target, args, kwargs, op.node.name)
 
     def _operand(self, op: Operation, other: fx.Node) -> fx.Node:
-        wanted = self.layout.wanted.get(op.node)
-        if self.flow.operations[other].kind is Kind.TENSOR:
-            axis = None if wanted is None else channel_axis(self.flow, op, other)
-            return self._tensor(other, axis, wanted)
-        if wanted is None or not is_channel_operand(self.flow, op, other):
-            return self.new[other]
-        return self._gather(other, wanted)
-
-    def _tensor(self, other: fx.Node, axis: int | None, wanted: Channels | None) -> fx.Node:
-        name, value = str(other.target), self.flow.tensor(other)
-        if is_in_module(self.flow, self.layout, other):
-            if is_read_for_type(other):
-                self.borrowed.append(name)
-                return self.graph.get_attr(name)
-            name = name.replace(".", "_")  # the module has a narrower one of its own
-        if axis is not None and wanted is not None and len(wanted) < value.shape[axis]:
-            index = torch.from_numpy(wanted).to(value.device)
-            name, part = f"{name}_{len(self.made)}", value.detach().index_select(axis, index)
-        else:
-            part = value.detach().clone()
-        if isinstance(value, nn.Parameter):
-            part = nn.Parameter(part, requires_grad=part.is_floating_point())
-        self.made.setdefault(name, part)
-        return self.graph.get_attr(name)
+        """Bring an input to the channels that an operation works on."""
+        kept = self.layout.kept[op.node]
+        if op.kind in BY_CHANNEL and self.flow.operations[other].kind is Kind.TENSOR:
+            return self._tensor(other, channel_axis(self.flow, op, other), kept)
+        if op.kind in BY_CHANNEL and is_channel_operand(self.flow, op, other):
+            return self._gather(other, kept)
+        return self._value(other)
 
     def _value(self, node: fx.Node) -> fx.Node:
         """Return a value of the new graph; parameters and buffers are written as they are read."""
         is_tensor = self.flow.operations[node].kind is Kind.TENSOR
-        return self._tensor(node, None, None) if is_tensor else self.new[node]
+        return self._tensor(node) if is_tensor else self.new[node]
+
+    def _tensor(
+        self, node: fx.Node, axis: int | None = None, wanted: Channels | None = None
+    ) -> fx.Node:
+        """Write a parameter or buffer that is read by itself, and not by a module."""
+        value, name = self.flow.tensor(node), str(node.target).replace(".", "_")
+        part = value.detach().clone()
+        if axis is not None and wanted is not None:
+            part = part.index_select(axis, torch.from_numpy(wanted).to(part.device))
+        if is_read_for_type(node):
+            part = part.new_empty(0)
+        elif isinstance(value, nn.Parameter):
+            part = nn.Parameter(part, requires_grad=part.is_floating_point())
+        key = (name, axis, None if axis is None or wanted is None else wanted.tobytes())
+        return self._attribute(key, name, part)
+
+    def _attribute(self, key: Any, name: str, value: Tensor) -> fx.Node:
+        """Write a tensor, once for each key."""
+        if key not in self.written:
+            name = f"{name}_{len(self.made)}" if name in self.made else name
+            self.made[name] = value
+            self.written[key] = self.graph.get_attr(name)
+        return self.written[key]
 
     def _gather(self, other: fx.Node, wanted: Channels) -> fx.Node:
         """Bring a value to these channels; channels that it lacks (-1) may hold anything."""
         kept = self.layout.kept[other]
         if np.array_equal(kept, wanted):
             return self._value(other)
-        place = np.searchsorted(kept, np.maximum(wanted, kept[0]))
-        return self._select(self._value(other), place)
+        return self._select(self._value(other), np.searchsorted(kept, np.maximum(wanted, kept[0])))
 
     def _select(self, x: fx.Node, place: Channels) -> fx.Node:
         key = (x, place.tobytes())
-        if key not in self.gathers:
-            device = next(self.flow.root.parameters()).device
-            name = f"channels_{len(self.gathers)}"
-            self.made[name] = torch.from_numpy(place).to(device)
-            index = self.graph.get_attr(name)
-            self.gathers[key] = self.graph.call_function(torch.index_select, (x, 1, index))
-        return self.gathers[key]
+        if key not in self.written:
+            value = torch.from_numpy(place).to(next(self.flow.root.parameters()).device)
+            index = self._attribute(place.tobytes(), f"channels_{len(self.written)}", value)
+            self.written[key] = self.graph.call_function(torch.index_select, (x, 1, index))
+        return self.written[key]
 
-    def _write_conv(self, op: Operation) -> fx.Node:
-        name, parts = str(op.node.target), self.layout.parts[op.node]
-        pieces = [self._write_part(op, part) for part in parts]
-        x = pieces[0]
-        if len(pieces) > 1:
-            x = self.graph.call_function(torch.cat, (pieces, 1))
-            still, shifted = (part.sources for part in parts)
-            if len(still) > 1:  # the conv wants the channels by group
-                order = np.concatenate(
-                    [
-                        np.arange(still.size).reshape(still.shape),
-                        still.size + np.arange(shifted.size).reshape(shifted.shape),
-                    ],
-                    axis=1,
-                )
-                x = self._select(x, order.reshape(-1))
-        return self.graph.call_module(self._hold(name, lambda: _conv(parts)), (x,))
+    def _join(self, pieces: list[fx.Node]) -> fx.Node:
+        return pieces[0] if len(pieces) == 1 else self.graph.call_function(torch.cat, (pieces, 1))
 
-    def _write_part(self, op: Operation, part: Part) -> fx.Node:
-        """Write what a conv reads of its input."""
-        before = argument(op.node, 0, "input")
-        if not part.is_gathered:
-            return self._value(before)
-        x = self._gather(before, part.sources.reshape(-1))
-        if part.has_stencil:
-            stencil = self._hold(f"{op.node.target}_stencil", lambda: _stencil(part))
-            x = self.graph.call_module(stencil, (x,))
-        return x
-
-    def _hold(self, name: str, make: Any) -> str:
+    def _hold(self, name: str, make: Callable[[], nn.Module]) -> str:
         """Make a module once; shared ones are called by the same name again."""
         if name not in self.made:
             self.made[name] = make()
         return name
 
-    def _write_concat(self, op: Operation) -> fx.Node:
-        pieces = [self._gather(other, wanted) for other, wanted in self.layout.pieces[op.node]]
-        if len(pieces) == 1:
-            return pieces[0]
-        return self.graph.call_function(torch.cat, (pieces, 1))
+    def _write_conv(self, op: Operation) -> fx.Node:
+        parts = self.layout.parts[op.node]
+        x = self._join([self._write_part(op, part) for part in parts])
+        if len(parts) > 1 and len(parts[0].sources) > 1:  # the conv wants the channels by group
+            still, shifted = (np.arange(part.sources.size) for part in parts)
+            by_group = [
+                still.reshape(parts[0].sources.shape),
+                len(still) + shifted.reshape(parts[1].sources.shape),
+            ]
+            x = self._select(x, np.concatenate(by_group, axis=1).reshape(-1))
+        return self.graph.call_module(self._hold(str(op.node.target), lambda: _conv(parts)), (x,))
+
+    def _write_part(self, op: Operation, part: Part) -> fx.Node:
+        """Write what a conv reads of its input."""
+        if not part.is_gathered:
+            return self._value(argument(op.node))
+        x = self._gather(argument(op.node), part.sources.reshape(-1))
+        if not part.reach:
+            return x
+        name = self._hold(f"{op.node.target}_stencil", lambda: _stencil(part))
+        return self.graph.call_module(name, (x,))
 
     def _write_channel_pad(self, op: Operation) -> fx.Node:
-        before = argument(op.node, 0, "input")
+        before, pad = argument(op.node), argument(op.node, 1, "pad")
         kept, inner = self.layout.kept[op.node], self.layout.kept[before]
-        pad = argument(op.node, 1, "pad")
         front = int((kept < pad[-2]).sum())
         new_pad = (*pad[:-2], front, len(kept) - len(inner) - front)
-        if not any(new_pad):
-            return self._value(before)
         return self.graph.call_function(F.pad, (self._value(before), new_pad))
 
 
-def _narrow_module(op: Operation, kept: Channels | None) -> nn.Module:
+def _narrow_module(op: Operation, kept: Channels) -> nn.Module:
     """Copy a module, with the kept channels only where it has parameters for each."""
-    assert op.module is not None
-    new = copy.deepcopy(op.module)
+    new = copy.deepcopy(cast(nn.Module, op.module))
     for module in new.modules():  # hooks are not part of a plain model
         module._forward_hooks.clear()
         module._forward_pre_hooks.clear()
-    if kept is None or len(kept) == op.channels:
+    if len(kept) == op.channels:
         return new
-    index = torch.from_numpy(kept)
-    if op.kind is Kind.LINEAR:
-        assert isinstance(new, nn.Linear)
+    if isinstance(new, nn.Linear):
         new.out_features = len(kept)
     elif isinstance(new, _BatchNorm):
         new.num_features = len(kept)
@@ -256,7 +246,7 @@ def _narrow_module(op: Operation, kept: Channels | None) -> nn.Module:
         new.num_parameters = len(kept)
     for name, value in (*new._parameters.items(), *new._buffers.items()):
         if value is not None and value.ndim and len(value) == op.channels:
-            part = value.detach()[index.to(value.device)]
+            part = value.detach()[torch.from_numpy(kept).to(value.device)]
             setattr(new, name, nn.Parameter(part) if isinstance(value, nn.Parameter) else part)
     return new
 
@@ -266,22 +256,18 @@ def _conv(parts: list[Part]) -> nn.Module:
     old, filters, bias = parts[0].conv, parts[0].filters, None
     if old.bias is not None:
         bias = old.bias.detach()[torch.from_numpy(filters.reshape(-1)).to(old.bias.device)]
-    settings: dict[str, Any] = {
-        name: getattr(old, name) for name in ("padding", "padding_mode", "stride", "dilation")
-    }
     weight = torch.cat([conv_weight(part) for part in parts], dim=1)
-    return _new_conv(weight, bias, len(filters), settings)
+    names = ("padding", "padding_mode", "stride", "dilation")
+    return _new_conv(weight, bias, len(filters), **{name: getattr(old, name) for name in names})
 
 
 def _stencil(part: Part) -> nn.Module:
     """Make the depthwise conv that shifts what a part reads."""
     weight = stencil_weight(part)
-    return _new_conv(weight, None, len(weight), {"padding": part.reach})
+    return _new_conv(weight, None, len(weight), padding=part.reach)
 
 
-def _new_conv(
-    weight: Tensor, bias: Tensor | None, groups: int, settings: dict[str, Any]
-) -> nn.Module:
+def _new_conv(weight: Tensor, bias: Tensor | None, groups: int, **settings: Any) -> nn.Module:
     kind: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[weight.ndim - 3]
     out_channels, inputs, *kernel_size = weight.shape
     new: nn.Module = kind(
@@ -292,70 +278,3 @@ def _new_conv(
     if bias is not None:
         new.bias = nn.Parameter(bias)
     return new
-
-
-def _agrees_in_float64(model: nn.Module, example_input: Any, round_to: int | None) -> bool:
-    """Return whether rounding alone makes the outputs differ: it does not in float64."""
-    try:
-        exact, example = to_float64(model, example_input)
-        return _find_difference(exact, _build(exact, example, round_to), example) is None
-    except Exception:  # a model that cannot be copied, or that makes tensors of its own dtype
-        return False
-
-
-def to_float64(model: nn.Module, example_input: Any) -> tuple[nn.Module, Any]:
-    """Copy a model, and arguments for it, as float64 on the CPU, since MPS has none."""
-
-    def convert(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return value.detach().cpu().double() if value.is_floating_point() else value.cpu()
-
-    return copy.deepcopy(model).cpu().double(), tree_map(convert, example_input)
-
-
-def _find_difference(model: nn.Module, small: nn.Module, example_input: Any) -> str | None:
-    """Say by how much the outputs differ on the example; None: they agree."""
-    args, kwargs = as_arguments(example_input)
-    with torch.no_grad(), evaluating(model):
-        want = model(*args, **kwargs)
-        try:
-            got = small(*args, **kwargs)
-        except Exception as error:
-            raise CompressionError(
-                f"the compressed model fails with {first_line(error)}; tracing does not see "
-                "hooks. The masked model still works."
-            ) from error
-    wants, gots = (
-        [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)] for value in (want, got)
-    )
-    for number, (one, other) in enumerate(zip(wants, gots, strict=True)):
-        if bool(one.isnan().any()):
-            raise CompressionError(
-                f"output {number} of the model itself is NaN on the example, so the compressed one "
-                "cannot be compared with it: look for NaN in `example_input` and in the weights."
-            )
-        difference, most = largest_difference(one, other), tolerance(one.dtype, RTOL)
-        if difference > most:
-            return (
-                f"output {number} of the compressed model differs from the model's by "
-                f"{difference:.1e} of its size, more than {most:g}"
-            )
-    return None
-
-
-def largest_difference(want: Tensor, got: Tensor) -> float:
-    """Return the largest difference, relative to the largest value that is wanted."""
-    if want.shape != got.shape:
-        return float("inf")
-    if want.numel() == 0:
-        return 0.0
-    want, got = want.cpu().double(), got.cpu().double()  # MPS has no float64
-    differences = torch.where(want == got, 0.0, want - got).abs()  # infinities may be equal
-    worst = differences.max() / torch.where(want.isfinite(), want, 0.0).abs().max().clamp(min=1e-12)
-    return float(worst) if not torch.isnan(worst) else float("inf")
-
-
-def tolerance(dtype: torch.dtype, usual: float) -> float:
-    """Return the relative difference that is accepted: more for float16 and bfloat16."""
-    return max(usual, _ROUNDINGS * torch.finfo(dtype).eps) if dtype.is_floating_point else usual

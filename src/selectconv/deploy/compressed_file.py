@@ -1,24 +1,34 @@
 """A compressed model in one file: weights, and a description of what is computed with them.
 
 The file is a safetensors file; the description is JSON in its metadata, beside the SHA-256 of both.
-Nothing is pickled.
+Nothing is pickled, and a description can name only what the table of operations holds: building a
+graph from one runs no code of the file that it came from.
 """
 
 import hashlib
+import inspect
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.overrides import resolve_name
 
 from selectconv.checks import check_path
-from selectconv.deploy.graph_description import describe_graph, rebuild_graph
 from selectconv.errors import CompressionError
 from selectconv.files import write_whole
+from selectconv.graph.operations import ATTRIBUTES, TABLE, functions_of
 
 FORMAT = "selectconv compressed model 1"
+_MODULES = {kind.__name__: kind for row in TABLE for kind in row.modules}
+_METHODS = {name: name for row in TABLE for name in row.names if hasattr(Tensor, name)}
+_FUNCTIONS: dict[str, Any] = {"getattr": getattr}
+for _row in TABLE:
+    _FUNCTIONS |= functions_of(_row)
+_NAMES: dict[Any, str] = {function: name for name, function in reversed(_FUNCTIONS.items())}
 # What a description that was not written by `save_compressed` can lead to.
 _UNREADABLE = (
     ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, SyntaxError,
@@ -57,7 +67,7 @@ def save_compressed(module: nn.Module, path: str | os.PathLike[str]) -> None:
             "first."
         )
     target = check_path("path", path)
-    description = {"format": FORMAT, **describe_graph(module)}
+    description = {"format": FORMAT, **_describe(module)}
     tensors = {}
     for name, tensor in module.state_dict().items():
         tensors[name] = tensor.detach().cpu().contiguous().clone()
@@ -89,26 +99,24 @@ def load_compressed(path: str | os.PathLike[str]) -> fx.GraphModule:
         ...
         selectconv.errors.CompressionError: missing.safetensors is not a compressed model: ...
     """
-    tensors, description = _read(check_path("path", path))
+    tensors, text = _read(check_path("path", path))
     try:
-        module = rebuild_graph(description, tensors)
-        _fill(module, tensors)
-        return module.eval()
-    except CompressionError as error:
-        raise CompressionError(f"{path}: {error}") from error
+        module = _rebuild(json.loads(text), tensors)
+        module.load_state_dict(tensors, assign=True)
     except _UNREADABLE as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise CompressionError(
             f"{path}: the description cannot be read, or does not match the weights ({reason})."
         ) from error
+    for name, value in module.named_parameters():
+        value.requires_grad_(tensors[name].is_floating_point())
+    return module.eval()
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read(path: Path) -> tuple[dict[str, Tensor], str]:
+    """Read a file's weights and description, which must be what was saved."""
     from safetensors import SafetensorError, safe_open
 
-    if not os.path.isfile(path):  # unlike Path.is_file, this takes names of any length
-        reason = "it is a folder" if os.path.isdir(path) else "there is no such file"
-        raise CompressionError(f"{path} is not a compressed model: {reason}.")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -117,18 +125,14 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except (OSError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise CompressionError(f"{path} is not a compressed model: {reason}.") from error
-    try:
-        description = json.loads(metadata["selectconv"])
-        found = description["format"]
-    except (KeyError, TypeError, ValueError) as error:
+    text = metadata.get("selectconv")
+    if text is None:
         raise CompressionError(
             f"{path} is not a compressed model: it holds weights without a description."
-        ) from error
-    if metadata.get("sha256") != _digest(metadata["selectconv"], tensors):
+        )
+    if metadata.get("sha256") != _digest(text, tensors):
         raise CompressionError(f"{path} is damaged: it is not what was saved; save it again.")
-    if found != FORMAT:
-        raise CompressionError(f"{path} has the format {found!r}; this version reads {FORMAT!r}.")
-    return tensors, description
+    return tensors, text
 
 
 def _digest(description: str, tensors: dict[str, Tensor]) -> str:
@@ -140,21 +144,129 @@ def _digest(description: str, tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _fill(module: fx.GraphModule, tensors: dict[str, Tensor]) -> None:
-    """Give a module its weights, after checking that none is missing and none is left over."""
-    wanted = module.state_dict()
-    problems = [f"{name!r} is missing" for name in wanted if name not in tensors]
-    problems += [f"{name!r} is not expected" for name in tensors if name not in wanted]
-    problems += [
-        f"{name!r} has shape {tuple(tensors[name].shape)} instead of {tuple(wanted[name].shape)}"
-        for name in wanted
-        if name in tensors and tensors[name].shape != wanted[name].shape
-    ]
-    if problems:
-        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise CompressionError(
-            f"the description does not match the weights: {'; '.join(problems[:3])}{more}."
+def _describe(module: fx.GraphModule) -> dict[str, Any]:
+    """Describe a graph in plain data.
+
+    Raises:
+        CompressionError: an operation that the table does not have; the message names it.
+    """
+    modules: dict[str, Any] = {}
+    steps = []
+    for node in module.graph.nodes:
+        target = str(node.target)
+        if node.op == "call_module":
+            modules[target] = _describe_module(target, module.get_submodule(target))
+        elif node.op == "call_function":
+            if node.target not in _NAMES:
+                name = resolve_name(node.target) or getattr(node.target, "__name__", node.target)
+                raise _unknown(f"function `{name}`")
+            target = _NAMES[node.target]
+        elif node.op == "call_method" and target not in _METHODS:
+            raise _unknown(f"method {target!r}")
+        steps.append(
+            [node.op, node.name, target, _encode([*node.args]), _encode(dict(node.kwargs))]
         )
-    module.load_state_dict(tensors, assign=True)
-    for name, value in module.named_parameters():
-        value.requires_grad_(tensors[name].is_floating_point())
+    parameters = sorted(name for name, _ in module.named_parameters())
+    return {"modules": modules, "parameters": parameters, "steps": steps}
+
+
+def _describe_module(name: str, module: nn.Module) -> list[Any]:
+    """Describe a module by its class and the arguments with which it is made again."""
+    kind = type(module).__name__
+    if _MODULES.get(kind) is not type(module):
+        raise _unknown(f"module `{name}` of type {kind}")
+    settings = {}
+    for key in inspect.signature(type(module)).parameters:
+        if key == "bias":
+            settings[key] = module.bias is not None
+        elif hasattr(module, key):  # device, dtype and PReLU's first weights are in the weights
+            settings[key] = getattr(module, key)
+    return [kind, _encode(settings)]
+
+
+def _rebuild(description: dict[str, Any], tensors: dict[str, Tensor]) -> fx.GraphModule:
+    """Build the graph of a description; its modules have no weights yet.
+
+    Raises:
+        LookupError, ValueError: the description names something that is not in the tables.
+    """
+    if description["format"] != FORMAT:
+        raise ValueError(f"it has the format {description['format']!r}, and not {FORMAT!r}")
+    graph = fx.Graph()
+    nodes: dict[str, fx.Node] = {}
+    held: dict[str, Any] = {}
+    for name, (kind, settings) in description["modules"].items():
+        with torch.device("meta"):  # the weights follow
+            held[_check_name(name)] = _MODULES[kind](**_decode(settings, nodes))
+    known: dict[str, Any] = {
+        "call_function": _FUNCTIONS, "call_method": _METHODS,
+        "call_module": {name: name for name in held}, "get_attr": {name: name for name in tensors},
+    }  # fmt: skip
+    for op, name, target, args, kwargs in description["steps"]:
+        is_end = op in ("placeholder", "output")
+        step: Any = _check_name(target, stars="*") if is_end else known[op][target]
+        if op == "get_attr":
+            held[_check_name(target)] = tensors[target]
+            if target in description["parameters"]:
+                held[target] = nn.Parameter(tensors[target], requires_grad=False)
+        new_args = tuple(_decode(args, nodes))
+        if step is getattr and new_args[1] not in ATTRIBUTES:
+            raise ValueError(f"unknown attribute {new_args[1]!r}")
+        nodes[name] = graph.create_node(op, step, new_args, _decode(kwargs, nodes), name)
+    graph.lint()
+    return fx.GraphModule(held, graph, class_name="Compressed")
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, fx.Node):
+        return {"node": value.name}
+    if isinstance(value, tuple):
+        return {"tuple": _encode([*value])}
+    if isinstance(value, list):
+        return [_encode(one) for one in value]
+    if isinstance(value, dict):
+        return {"dict": {str(key): _encode(one) for key, one in value.items()}}
+    if isinstance(value, slice):
+        return {"slice": _encode([value.start, value.stop, value.step])}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if value is Ellipsis:
+        return {"ellipsis": True}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise _unknown(f"argument {value!r}")
+
+
+def _decode(value: Any, nodes: dict[str, fx.Node]) -> Any:
+    if isinstance(value, list):
+        return [_decode(one, nodes) for one in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, inner),) = value.items()
+    if kind == "node":
+        return nodes[inner]
+    if kind == "tuple":
+        return tuple(_decode(inner, nodes))
+    if kind == "dict":
+        return {_check_name(key): _decode(one, nodes) for key, one in inner.items()}
+    if kind == "slice":
+        return slice(*_decode(inner, nodes))
+    if kind == "dtype" and isinstance(dtype := getattr(torch, inner), torch.dtype):
+        return dtype
+    if kind == "ellipsis":
+        return Ellipsis
+    raise ValueError(f"unknown value {value!r}")
+
+
+def _check_name(name: str, stars: str = "") -> str:
+    """Refuse what is not a dotted name: torch.fx writes names into code."""
+    if not re.fullmatch(r"\w+(\.\w+)*", name.lstrip(stars)):
+        raise ValueError(f"{name!r} in place of a name")
+    return name
+
+
+def _unknown(what: str) -> CompressionError:
+    return CompressionError(
+        f"{what} cannot be described in a file without code; save the model's state_dict instead, "
+        "or export it with sc.export_onnx."
+    )

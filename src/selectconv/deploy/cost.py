@@ -1,25 +1,24 @@
 """What a model costs: parameters and multiply-adds."""
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from selectconv.checks import check_count
-from selectconv.core.layer import SelectConvNd
 from selectconv.deploy.layout import (
+    BY_CHANNEL,
     Layout,
     channel_axis,
-    is_in_module,
     is_read_for_type,
     plan_layout,
 )
 from selectconv.graph.dataflow import Dataflow, Kind, Operation, trace_dataflow
+from selectconv.graph.example import evaluating
 from selectconv.graph.operations import Family, argument, find_row
 
 _AVERAGES = (Family.AVERAGE_POOL, Family.ADAPTIVE_AVERAGE_POOL, Family.MEAN)
@@ -114,7 +113,7 @@ def count_layout(flow: Dataflow, layout: Layout) -> Cost:
         params.update(_params(flow, op, layout))
         if op.kind is Kind.CONV:
             batch, _, *after = op.shape
-            before = flow.operations[argument(node, 0, "input")].shape[2:]
+            before = flow.operations[argument(node)].shape[2:]
             for part in layout.parts[node]:
                 macs += batch * math.prod(after) * part.num_weights
                 macs += batch * math.prod(before) * part.num_stencil_weights
@@ -133,48 +132,34 @@ def _params(flow: Dataflow, op: Operation, layout: Layout) -> dict[object, int]:
     """Count the parameters of an operation, by a key that tells shared ones."""
     kept = len(layout.kept[op.node])
     if op.kind is Kind.CONV:
+        weights = sum(p.num_weights + p.num_stencil_weights for p in layout.parts[op.node])
         assert op.module is not None
-        params: dict[object, int] = {}
-        for number, part in enumerate(layout.parts[op.node]):
-            params[id(op.module), number] = part.num_weights + part.num_stencil_weights
-        if op.module.bias is not None:
-            params[id(op.module), "bias"] = kept
-        return params
-    if op.kind is Kind.LINEAR:
-        assert isinstance(op.module, nn.Linear)
-        bias = op.module.bias is not None
-        return {id(op.module): kept * (op.module.in_features + bias)}
+        return {id(op.module): weights + (0 if op.module.bias is None else kept)}
     if op.module is not None:
-        return {id(p): _share(p.numel(), op, kept) for p in op.module.parameters()}
-    if op.kind is Kind.TENSOR:
-        return {}
-    params = {}
+        is_by_channel = op.kind in (Kind.LINEAR, *BY_CHANNEL)
+        return {
+            id(p): p.numel() // op.channels * kept
+            if is_by_channel and p.shape[:1] == (op.channels,)
+            else p.numel()
+            for p in op.module.parameters()
+        }
+    params: dict[object, int] = {}
     for other in op.node.all_input_nodes:
         tensor = flow.operations[other]
-        if tensor.kind is Kind.TENSOR and isinstance(flow.tensor(other), nn.Parameter):
-            if is_read_for_type(other) and is_in_module(flow, layout, other):
-                continue  # it is counted there
-            size = math.prod(tensor.shape)
+        is_parameter = tensor.kind is Kind.TENSOR and isinstance(flow.tensor(other), nn.Parameter)
+        if is_parameter and not is_read_for_type(other):
             axis = channel_axis(flow, op, other) if op.kind is Kind.CHANNELWISE else None
-            params[other, None if axis is None else kept] = (
-                size if axis is None else size // tensor.shape[axis] * kept
-            )
+            width = math.prod(tensor.shape) // (1 if axis is None else tensor.shape[axis])
+            params[other, axis and kept] = width if axis is None else width * kept
     return params
 
 
-def _share(size: int, op: Operation, kept: int) -> int:
-    is_by_channel = op.kind in (Kind.NORM, Kind.CHANNELWISE) and size == op.channels
-    return kept if is_by_channel else size
-
-
 def _elements_read(flow: Dataflow, op: Operation, layout: Layout) -> int:
-    other = argument(op.node, 0, "input")
-    if not isinstance(other, fx.Node):
-        return 0
+    """Count the elements that ReLU and average pooling read, as CondenseNet does."""
     row = find_row(op.node, op.module)
     if row is None or not (row.family in _AVERAGES or "relu" in row.names):
         return 0
-    before = flow.operations[other].shape
+    before = flow.operations[argument(op.node)].shape
     return math.prod(before) // before[1] * len(layout.kept[op.node])
 
 
@@ -191,15 +176,12 @@ def count_params(model: nn.Module) -> int:
 def count_macs(model: nn.Module, shape: Sequence[int]) -> int:
     """Count the multiply-adds of a plain model's convs and linears for one input.
 
-    A copy of the model runs on the meta device and in evaluation mode: shapes only, no data, and
-    the model is left as it is. Additions of biases, batch norm, activations and pooling count 0.
+    It need not be possible to trace the model, which runs without data and in evaluation mode.
+    Additions of biases, batch norm, activations and pooling count 0.
 
     Args:
         model: a model without selective layers.
         shape: of one input, without the batch: (C, H, W).
-
-    Raises:
-        TypeError, ValueError: a shape that is not of positive integers, or a selective model.
 
     Example:
         >>> count_macs(nn.Conv2d(3, 8, 3, padding=1), (3, 32, 32)) == 32 * 32 * 8 * 3 * 9
@@ -207,26 +189,8 @@ def count_macs(model: nn.Module, shape: Sequence[int]) -> int:
         >>> count_macs(nn.Linear(64, 10), (64,))
         640
     """
-    sizes = [check_count("shape", size, 1) for size in shape]
-    for name, module in model.named_modules():
-        if isinstance(module, SelectConvNd):
-            raise ValueError(
-                f"`model` must be plain, got a selective layer {name!r}; with nothing closed it "
-                "costs what the plain model costs, so count that one."
-            )
-    dummy = _copy_to_meta(model).eval()
-    floating = (p.dtype for p in model.parameters() if p.is_floating_point())
-    dtype = next(floating, torch.get_default_dtype())
-    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        dummy(torch.empty(1, *sizes, dtype=dtype))
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    counter = FlopCounterMode(display=False)
+    with evaluating(model), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), counter:
+        model(torch.empty(1, *shape, dtype=like.dtype, device=like.device))
     return int(counter.get_total_flops()) // 2  # a multiply-add is two of its operations
-
-
-def _copy_to_meta(model: nn.Module) -> nn.Module:
-    """Copy a model onto the meta device, without a copy of its data on the way."""
-    memo: dict[int, object] = {}
-    for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
-    for buffer in model.buffers():
-        memo[id(buffer)] = buffer.detach().to("meta")
-    return copy.deepcopy(model, memo)

@@ -28,6 +28,7 @@ from selectconv.graph.dataflow import Dataflow, Kind, Operation
 from selectconv.graph.operations import argument
 
 Mask = npt.NDArray[np.bool_]
+BY_CHANNEL = (Kind.NORM, Kind.CHANNELWISE)  # what they keep, their inputs are brought to
 
 
 @dataclass
@@ -37,14 +38,12 @@ class Layout:
     Attributes:
         kept: by node, the channels that its output keeps, in order; nodes that nobody needs are
             missing.
-        wanted: by node that works channel by channel, the channels that its inputs are brought to.
-        pieces: by concatenation, its inputs and the channels that they are brought to.
+        pieces: by concatenation, those of its inputs that are joined.
         parts: by conv, what the plain conv reads that replaces it.
     """
 
     kept: dict[fx.Node, Channels] = field(default_factory=dict)
-    wanted: dict[fx.Node, Channels] = field(default_factory=dict)
-    pieces: dict[fx.Node, list[tuple[fx.Node, Channels]]] = field(default_factory=dict)
+    pieces: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
     parts: dict[fx.Node, list[Part]] = field(default_factory=dict)
 
 
@@ -55,49 +54,54 @@ def plan_layout(flow: Dataflow, round_to: int | None = None) -> Layout:
         flow: the traced model.
         round_to: as for `compress`.
     """
-    return _Planner(flow, round_to).plan()
+    planner = _Planner(flow, round_to)
+    for node in flow.operations:
+        if node in planner.needed:
+            planner.layout.kept[node] = planner.keep(flow.operations[node])
+    return planner.layout
 
 
 class _Planner:
+    """Chooses what each operation keeps, in order."""
+
     def __init__(self, flow: Dataflow, round_to: int | None) -> None:
         self.flow = flow
         self.shared = _find_shared(flow)
         self.blocks = Blocks(round_to, sum(one.numel() for one in flow.root.parameters()))
-        self.needed = needed = _find_needed(flow, self.shared, self.blocks)
+        self.needed = _find_needed(flow, self.shared, self.blocks)
+        self.costs = _channel_costs(flow, self.needed)
         self.round_to = round_to or 1
         self.layout = Layout()
-        self.costs = _channel_costs(flow, needed)
 
-    def plan(self) -> Layout:
-        for node, op in self.flow.operations.items():
-            if node in self.needed:
-                self.layout.kept[node] = self._keep(op, self.needed[node])
-        return self.layout
-
-    def _keep(self, op: Operation, need: Mask) -> Channels:
+    def keep(self, op: Operation) -> Channels:
+        """Choose the channels of an operation's output, and what it reads."""
+        need, kept = self.needed[op.node], self.layout.kept
         if op.kind in (Kind.CONV, Kind.LINEAR):
-            kept = _keep_filters(op, need, self.round_to)
+            filters = _keep_filters(op, need, self.round_to)
             if op.kind is Kind.CONV:
-                self.layout.parts[op.node] = self._parts(op, kept)
-            return kept
-        if op.kind in (Kind.NORM, Kind.CHANNELWISE):
-            kept = self.layout.wanted[op.node] = self._keep_channels(op, need)
-            return kept
+                self.layout.parts[op.node] = self._parts(op, filters)
+            return filters
+        if op.kind in BY_CHANNEL:
+            return self._keep_channels(op, need)
         if op.kind is Kind.CONCAT:
-            return self._keep_concat(op, need)
+            # Nothing is gathered here: the readers of what is joined gather in any case.
+            joined = [piece for piece in _pieces(self.flow, op) if need[piece[1]].any()]
+            self.layout.pieces[op.node] = [other for other, _ in joined]
+            return np.concatenate([kept[other] + where.start for other, where in joined])
         if op.kind is Kind.CHANNEL_PAD:
-            return self._keep_padded(op, need)
+            before, front = argument(op.node), argument(op.node, 1, "pad")[-2]
+            is_zero = need.copy()
+            is_zero[front : front + self.flow.operations[before].channels] = False
+            return np.union1d(np.flatnonzero(is_zero), kept[before] + front)
         return np.arange(op.channels)
 
     def _parts(self, op: Operation, filters: Channels) -> list[Part]:
         assert isinstance(op.module, _ConvNd)
-        before = argument(op.node, 0, "input")
-        spatial = self.flow.operations[before].shape[2:]
+        before = argument(op.node)
         # A conv that is called twice must read the same number of channels each time.
         round_to = None if op.node in self.shared else self.round_to
-        available = self.layout.kept[before]
-        block = self.blocks.of_shifts(op.module)
-        return plan_parts(op.module, filters, available, spatial, round_to, block)
+        spatial, block = self.flow.operations[before].shape[2:], self.blocks.of_shifts(op.module)
+        return plan_parts(op.module, filters, self.layout.kept[before], spatial, round_to, block)
 
     def _keep_channels(self, op: Operation, need: Mask) -> Channels:
         """Choose the channels of something that works channel by channel."""
@@ -108,29 +112,9 @@ class _Planner:
             and is_channel_operand(self.flow, op, other)
         ]
         wanted = np.flatnonzero(need)
-        if not inputs:
-            return wanted
-        if any(not np.array_equal(inputs[0], other) for other in inputs):
+        if not inputs or any(not np.array_equal(inputs[0], other) for other in inputs):
             return wanted  # one of them is gathered in any case
         return narrow(inputs[0], wanted, self.costs[op.node] / len(inputs), self.round_to)
-
-    def _keep_concat(self, op: Operation, need: Mask) -> Channels:
-        # Nothing is gathered here: the readers of what is joined gather in any case.
-        pieces, start = [], 0
-        for other in argument(op.node, 0, "tensors"):
-            stop = start + self.flow.operations[other].channels
-            if need[start:stop].any():
-                pieces.append((other, self.layout.kept[other], start))
-            start = stop
-        self.layout.pieces[op.node] = [(other, kept) for other, kept, _ in pieces]
-        return np.concatenate([kept + start for _, kept, start in pieces])
-
-    def _keep_padded(self, op: Operation, need: Mask) -> Channels:
-        before = argument(op.node, 0, "input")
-        front = argument(op.node, 1, "pad")[-2]
-        is_zero = need.copy()
-        is_zero[front : front + self.flow.operations[before].channels] = False
-        return np.sort(np.concatenate([np.flatnonzero(is_zero), self.layout.kept[before] + front]))
 
 
 def _channel_costs(flow: Dataflow, needed: dict[fx.Node, Mask]) -> dict[fx.Node, float]:
@@ -170,15 +154,6 @@ def channel_axis(flow: Dataflow, op: Operation, other: fx.Node) -> int | None:
     return axis if axis >= 0 and shape[axis] == op.shape[1] > 1 else None
 
 
-def is_in_module(flow: Dataflow, layout: Layout, tensor: fx.Node) -> bool:
-    """Return whether a tensor that is read by itself belongs to a module that is kept."""
-    owner = str(tensor.target).rpartition(".")[0]
-    return any(
-        node.op == "call_module" and node.target == owner and node in layout.kept
-        for node in flow.operations
-    )
-
-
 def is_read_for_type(tensor: fx.Node) -> bool:
     """Return whether nothing but the type of a tensor is read."""
     return all(
@@ -200,24 +175,18 @@ def _find_needed(flow: Dataflow, shared: set[fx.Node], blocks: Blocks) -> dict[f
             needed[node] = np.ones(op.channels, dtype=bool)  # the signature stays
         if node not in needed:
             continue
+        need, conv = needed[node], op.module if isinstance(op.module, _ConvNd) else None
         if node in shared:  # called twice, with one set of weights: those must serve both
-            needed[node][:] = True
-        if not needed[node].any():  # only its shape is read
-            needed[node][:1] = True
-        if _is_depthwise(op.module):
-            _round_up(needed[node], blocks.of_depthwise(len(needed[node])))
-        for other, mask in reads(flow, op, needed[node]):
-            if other in needed:
-                needed[other] |= mask
-            else:
-                needed[other] = mask.copy()
-            if isinstance(op.module, _ConvNd) and has_shifts(op.module):
-                _round_up(needed[other], blocks.of_shifts(op.module))
+            need[:] = True
+        if not need.any():  # only its shape is read
+            need[:1] = True
+        if conv is not None and 1 < conv.groups == conv.in_channels:
+            _round_up(need, blocks.of_depthwise(len(need)))
+        for other, mask in reads(flow, op, need):
+            needed[other] = needed.get(other, False) | mask
+            if conv is not None and has_shifts(conv):
+                _round_up(needed[other], blocks.of_shifts(conv))
     return needed
-
-
-def _is_depthwise(module: nn.Module | None) -> bool:
-    return isinstance(module, _ConvNd) and 1 < module.groups == module.in_channels
 
 
 def _round_up(need: Mask, block: int) -> None:
@@ -226,6 +195,7 @@ def _round_up(need: Mask, block: int) -> None:
 
 
 def _find_shared(flow: Dataflow) -> set[fx.Node]:
+    """Find the operations whose parameters another operation has as well."""
     calls: dict[int, list[fx.Node]] = {}
     for node, op in flow.operations.items():
         if op.module is not None:
@@ -236,27 +206,27 @@ def _find_shared(flow: Dataflow) -> set[fx.Node]:
 
 def reads(flow: Dataflow, op: Operation, need: Mask) -> Iterator[tuple[fx.Node, Mask]]:
     """Yield what an operation needs of each of its inputs, if `need` is needed of its output."""
-    node = op.node
     if op.kind is Kind.CONV:
-        yield argument(node, 0, "input"), _conv_reads(op.module, need)
+        yield argument(op.node), _conv_reads(op.module, need)
     elif op.kind is Kind.CONCAT:
-        start = 0
-        for other in argument(node, 0, "tensors"):
-            stop = start + flow.operations[other].channels
-            if need[start:stop].any():
-                yield other, need[start:stop]
-            start = stop
+        yield from ((x, need[where]) for x, where in _pieces(flow, op) if need[where].any())
     elif op.kind is Kind.CHANNEL_PAD:
-        before = argument(node, 0, "input")
-        front = argument(node, 1, "pad")[-2]
+        before, front = argument(op.node), argument(op.node, 1, "pad")[-2]
         yield before, need[front : front + flow.operations[before].channels]
     else:
-        for other in node.all_input_nodes:
-            channelwise = op.kind in (Kind.NORM, Kind.CHANNELWISE)
-            if channelwise and is_channel_operand(flow, op, other):
-                yield other, need
-            else:
-                yield other, np.full(flow.operations[other].channels, op.kind is not Kind.SHAPE)
+        for other in op.node.all_input_nodes:
+            is_by_channel = op.kind in BY_CHANNEL and is_channel_operand(flow, op, other)
+            every = np.full(flow.operations[other].channels, op.kind is not Kind.SHAPE)
+            yield other, need if is_by_channel else every
+
+
+def _pieces(flow: Dataflow, op: Operation) -> Iterator[tuple[fx.Node, slice]]:
+    """Yield the inputs of a concatenation, and where their channels stand in its output."""
+    start = 0
+    for other in argument(op.node, 0, "tensors"):
+        stop = start + flow.operations[other].channels
+        yield other, slice(start, stop)
+        start = stop
 
 
 def _conv_reads(module: nn.Module | None, need: Mask) -> Mask:

@@ -3,7 +3,7 @@
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from selectconv.checks import check_path, warn
+from selectconv.checks import check_path
 from selectconv.core.models import selective_layers, unwrap
-from selectconv.deploy.compress import compress, largest_difference, to_float64, tolerance
+from selectconv.deploy.compress import compress
+from selectconv.deploy.sameness import check_same, tensors_in
 from selectconv.errors import CompressionError, ExportError
 from selectconv.extras import import_extra
 from selectconv.files import write_whole
@@ -22,8 +23,7 @@ from selectconv.graph.example import as_arguments, evaluating
 
 TOLERANCE = 1e-3
 BATCHES = (1, 3)
-_ROUNDINGS = 8  # times as far from float64 as PyTorch, whose sums have another order
-_STANDARD_DOMAINS = ("", "ai.onnx")
+_STANDARD_DOMAINS = {"", "ai.onnx"}
 
 
 def export_onnx(model: nn.Module, path: str | os.PathLike[str], example_input: Any) -> None:
@@ -55,12 +55,8 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], example_input: A
     for package in ("onnx", "onnxscript", "onnxruntime"):
         _import(package)
     target = check_path("path", path)
-    if not target.parent.is_dir():
-        raise ExportError(f"{target} cannot be written: there is no folder {target.parent}.")
     if target.is_dir() or not os.access(target.parent, os.W_OK):
-        raise ExportError(
-            f"{target} cannot be written: it must be a regular file in a writable folder."
-        )
+        raise ExportError(f"{target} cannot be written: it must be a file in a writable folder.")
     plain = _as_plain(model, example_input)
     with _quiet():
         content = _export(plain, example_input)
@@ -70,7 +66,7 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], example_input: A
     write_whole(target, lambda file: file.write(content), error=ExportError, shared=True)
 
 
-def open_session(model: bytes | str | os.PathLike[str]) -> Any:
+def open_session(model: bytes | str | os.PathLike[str]) -> Callable[..., list[Tensor]]:
     """Return a function that runs an ONNX model on tensors, with as many threads as torch uses.
 
     Raises:
@@ -104,16 +100,14 @@ def _import(package: str) -> Any:
 
 def _as_plain(model: nn.Module, example_input: Any) -> nn.Module:
     """Compress a model unless it is compressed; a plain one that cannot be traced is copied."""
-    model = unwrap(model)
-    if isinstance(model, fx.GraphModule):
-        plain: nn.Module = copy_model(model)
-    else:
+    plain = model = unwrap(model)
+    if not isinstance(model, fx.GraphModule):
         try:
             plain = compress(model, example_input)
         except CompressionError:
             if selective_layers(model):
                 raise
-            plain = copy_model(model)
+    plain = copy_model(plain)
     for module in plain.modules():
         module.training = False
     return plain
@@ -140,7 +134,7 @@ def _export(plain: nn.Module, example_input: Any) -> bytes:
     except Exception as error:  # anything may fail inside the exporter
         reason = " ".join(str(error).split())[:300]
         raise ExportError(f"the model cannot be expressed in ONNX: {reason}") from error
-    foreign = {node.domain for node in proto.graph.node} - set(_STANDARD_DOMAINS)
+    foreign = {node.domain for node in proto.graph.node} - _STANDARD_DOMAINS
     if foreign or proto.functions:
         raise ExportError(
             f"the model needs operators that are not standard, from {sorted(foreign)}."
@@ -178,45 +172,21 @@ def _with_batch(value: Any, batch: int) -> Any:
     return tree_map(resize, value)
 
 
-def _compare(run: Any, plain: nn.Module, example_input: Any, batch: int) -> None:
+def _compare(
+    run: Callable[..., list[Tensor]], plain: nn.Module, example_input: Any, batch: int
+) -> None:
+    """Raise an error if onnxruntime computes something else for a batch of this size."""
     args, kwargs = _with_batch(as_arguments(example_input), batch)
     with torch.no_grad(), evaluating(plain):
-        leaves = tree_leaves(plain(*args, **kwargs))
-    got = run(*(value for value in tree_leaves((args, kwargs)) if _is_tensor(value)))
-    wanted = [value for value in leaves if _is_tensor(value)]
+        outputs = tree_leaves(plain(*args, **kwargs))
+    wanted, got = tensors_in(outputs), run(*tensors_in((args, kwargs)))
     if len(wanted) < len(got):  # sizes, such as x.shape[0], are outputs as well
-        wanted = [torch.as_tensor(value) for value in leaves if isinstance(value, Tensor | int)]
+        wanted = [torch.as_tensor(value) for value in outputs if isinstance(value, Tensor | int)]
     if len(wanted) != len(got):
         raise ExportError(
             f"the model returns {len(wanted)} tensors, and {len(got)} in ONNX; no file was written."
         )
-    for number, (one, other) in enumerate(zip(wanted, got, strict=True)):
-        difference, most = largest_difference(one.cpu(), other), tolerance(one.dtype, TOLERANCE)
-        if difference > most:
-            words = (
-                f"output {number} in onnxruntime differs from PyTorch's by {difference:.1e} of its "
-                f"size for a batch of {batch}, more than {most:g}"
-            )
-            if not _is_rounding(plain, (args, kwargs), number, one, other):
-                raise ExportError(f"{words}; no file was written.")
-            warn(
-                f"{words}. PyTorch's differs as much from float64: the network magnifies rounding."
-            )
-
-
-def _is_rounding(
-    plain: nn.Module, arguments: tuple[Any, Any], number: int, wanted: Tensor, got: Tensor
-) -> bool:
-    """Return whether PyTorch's output is about as far from that of float64 as onnxruntime's is."""
-    try:
-        exact, (args, kwargs) = to_float64(plain, arguments)
-        with torch.no_grad(), evaluating(exact):
-            outputs = [value for value in tree_leaves(exact(*args, **kwargs)) if _is_tensor(value)]
-        own, theirs = (largest_difference(outputs[number], value) for value in (wanted, got))
-    except Exception:  # a model that makes tensors of its own dtype
-        return False
-    return theirs <= _ROUNDINGS * own
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
+    check_same(
+        plain, (args, kwargs), wanted, got, rtol=TOLERANCE, error=ExportError,
+        what=f"in onnxruntime, for a batch of {batch}, differs from PyTorch's",
+    )  # fmt: skip

@@ -28,7 +28,7 @@ _BLOCK = 8
 # No blocks are used where they would add much to a small network, and make its budgets coarse.
 _FEW = 64  # channels of a depthwise conv
 _MOST_ADDED = 0.02  # of the model's weights, by one conv with shifts
-_NONE = -1  # in place of a channel, where a group reads fewer than another
+_NONE = -1  # fills up the rows of groups that read fewer channels than others
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class Part:
     Attributes:
         conv: the conv that is replaced.
         filters: (G, O / G), the filters of `conv` that are kept, by group that is left.
-        slots: (G, n), the slots of `conv` that it stands for; -1 where a group has fewer.
-        sources: (G, I / G), the channels that it reads; -1 where a group reads fewer. Those that a
-            depthwise conv shifts are by slot.
+        slots: (G, n), the slots of `conv` that it stands for; -1 fills up a group that has fewer.
+        sources: (G, I / G), the channels that it reads, filled up likewise. Those that a depthwise
+            conv shifts are by slot.
         is_gathered: its input is to be gathered; else it is the whole value.
         reach: by spatial axis, how many pixels the shifts reach; empty: nothing is shifted.
     """
@@ -80,11 +80,6 @@ class Part:
         return tuple(2 * reach + 1 for reach in self.reach)
 
     @property
-    def has_stencil(self) -> bool:
-        """A depthwise conv shifts what is read."""
-        return bool(self.reach)
-
-    @property
     def num_weights(self) -> int:
         """Weights of the conv: also its multiply-adds for each position of its output."""
         kernel_size = math.prod(self.conv.kernel_size)
@@ -93,7 +88,7 @@ class Part:
     @property
     def num_stencil_weights(self) -> int:
         """Weights of the depthwise conv: also its multiply-adds for each position of its input."""
-        return int(self.sources.size * math.prod(self.stencil_size)) if self.has_stencil else 0
+        return int(self.sources.size * math.prod(self.stencil_size)) if self.reach else 0
 
 
 def plan_parts(
@@ -221,9 +216,8 @@ def conv_weight(part: Part) -> Tensor:
     out = weight.new_zeros(shape, dtype=torch.float64)
     for group, row in enumerate(part.slots):
         slots = row[row != _NONE]
-        if part.has_stencil:
-            place = np.arange(len(slots))
-        else:
+        place = np.arange(len(slots))
+        if not part.reach:
             index = _index_of(part.conv)[slots]
             place = np.argmax(part.sources[group][None] == index[:, None], axis=1)
         filters = torch.from_numpy(part.filters[group])
@@ -234,28 +228,20 @@ def conv_weight(part: Part) -> Tensor:
 
 def stencil_weight(part: Part) -> Tensor:
     """Build the weight (channels, 1, ...) of the depthwise conv that shifts what a part reads."""
-    slots = part.slots.reshape(-1)
-    weight = torch.zeros(len(slots), *part.stencil_size, dtype=torch.float64)
-    weight[torch.from_numpy(slots != _NONE)] = _stencils(part, slots[slots != _NONE])
-    like = part.conv.weight
-    return weight.unsqueeze(1).to(like.dtype).to(like.device)
-
-
-def _stencils(part: Part, slots: Channels) -> Tensor:
-    """Write the bilinear shift of each slot as a kernel, (slots, ...)."""
     assert isinstance(part.conv, SelectConvNd)
+    slots = part.slots.reshape(-1)
     offset = shifts_of(part.conv)[slots]
-    whole = np.floor(offset)
-    fraction = offset - whole
-    out = np.ones((len(slots), *[1] * len(part.reach)))
-    for axis, reach in enumerate(part.reach):
+    whole, rows = np.floor(offset), np.arange(len(slots))
+    out = np.where(slots == _NONE, 0.0, 1.0).reshape(-1, *[1] * len(part.reach))
+    for axis, reach in enumerate(part.reach):  # the bilinear shift, axis by axis
         taps = np.zeros((len(slots), 2 * reach + 2))
-        rows, near = np.arange(len(slots)), whole[:, axis].astype(int) + reach
-        taps[rows, near] = 1 - fraction[:, axis]
-        taps[rows, near + 1] = fraction[:, axis]
+        # What fills up a block (_NONE) may be shifted by anything.
+        near = np.clip(whole[:, axis].astype(int) + reach, 0, 2 * reach)
+        taps[rows, near] = 1 - (offset - whole)[:, axis]
+        taps[rows, near + 1] = (offset - whole)[:, axis]
         along = [2 * reach + 1 if other == axis else 1 for other in range(len(part.reach))]
         out = out * taps[:, :-1].reshape(len(slots), *along)  # the last tap is always 0
-    return torch.from_numpy(out)
+    return torch.from_numpy(out).unsqueeze(1).to(part.conv.weight.dtype).to(part.conv.weight.device)
 
 
 def _index_of(conv: _ConvNd) -> Channels:

@@ -32,7 +32,7 @@ SELECT = {1: sc.SelectConv1d, 2: sc.SelectConv2d, 3: sc.SelectConv3d}
 def test_a_network_that_magnifies_rounding_is_compressed_with_a_warning():
     torch.manual_seed(0)
     model, (x, _) = Magnified(), images()
-    with pytest.warns(sc.SelectConvWarning, match="In float64 they agree"):
+    with pytest.warns(sc.SelectConvWarning, match="as much from float64"):
         small = sc.compress(model, x)
     exact = copy.deepcopy(model).double()(x.double())
     torch.testing.assert_close(small.double()(x.double()), exact)
@@ -554,7 +554,7 @@ def test_refuses(run, message):
 def test_refuses_what_tracing_does_not_see():
     net = nn.Sequential(nn.Conv2d(3, 8, 1), select())
     net[0].register_forward_hook(hooked)
-    with pytest.raises(sc.CompressionError, match="output 0 of the compressed model differs"):
+    with pytest.raises(sc.CompressionError, match=r"output 0 of the compressed model .*differs"):
         sc.compress(net, torch.randn(1, 3, 4, 4))
     net = nn.Sequential(nn.Conv2d(3, 4, 1), select())
     net[0].register_forward_hook(lambda module, inputs, y: torch.cat([y, y], 1))

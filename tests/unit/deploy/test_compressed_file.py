@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -87,6 +88,24 @@ def test_statistics_and_conditions_can_be_saved(tmp_path):
     small = sc.compress(Net(run, a=nn.Conv2d(3, 8, 1)), X)
     sc.save_compressed(small, tmp_path / "file")
     assert torch.equal(sc.load_compressed(tmp_path / "file")(X), small(X))
+
+
+def test_all_kinds_of_arguments_can_be_saved(tmp_path):
+    def run(net, x):
+        y = net.conv(x)[..., 1:-1, ::2] * net.scale
+        y = y.to(torch.float64).mean((2, 3), keepdim=True)
+        z = torch.cat([y, y.flatten(1).view(y.shape[0], -1, 1, 1)], dim=1)
+        return {"pair": (z, F.pad(z, (0, 1), value=2.0)), "list": [z.size(0), None, True, 0.5]}
+
+    net = Net(run, conv=nn.Conv2d(3, 4, 1))
+    net.scale = nn.Parameter(torch.randn(4, 1, 1))
+    small = sc.compress(net, X)
+    sc.save_compressed(small, tmp_path / "file")
+    again = sc.load_compressed(tmp_path / "file")
+    assert isinstance(again.scale, nn.Parameter)
+    want, got = small(X), again(X)
+    assert all(map(torch.equal, got["pair"], want["pair"]))
+    assert got["list"] == want["list"] == [2, None, True, 0.5]
 
 
 def test_the_type_of_a_weight_can_be_saved(tmp_path):
@@ -186,22 +205,26 @@ def edit_step(place, value, op):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (edit_weights(lambda t: t.pop("head.bias")), "does not match the weights: 'head.bias' is"),
-        (edit_weights(lambda t: t.update(x=torch.ones(1))), "'x' is not expected"),
+        (
+            edit_weights(lambda t: t.pop("head.bias")),
+            "does not match the weights.*Missing.*head.bias",
+        ),
+        (edit_weights(lambda t: t.update(x=torch.ones(1))), 'Unexpected.*"x"'),
         (
             edit_weights(lambda t: t.update({"head.bias": torch.ones(7)})),
-            r"'head.bias' has shape \(7,\) instead of \(4,\)",
+            "size mismatch for head.bias",
         ),
-        (edit_step(2, "os.system", "call_function"), "unknown function, 'os.system'"),
-        (edit_step(2, "nothing", "call_module"), "calls 'nothing', which it does not define"),
-        (edit_step(0, "exec", "call_module"), "unknown kind of step, 'exec'"),
-        (edit_step(2, "x=print(1)", "placeholder"), r"holds 'x=print\(1\)' in place of a name"),
+        (edit_step(2, "os.system", "call_function"), "KeyError: 'os.system'"),
+        (edit_step(2, "nothing", "call_module"), "KeyError: 'nothing'"),
+        (edit_step(0, "exec", "call_module"), "KeyError: 'exec'"),
+        (edit_step(2, "x=print(1)", "placeholder"), r"'x=print\(1\)' in place of a name"),
         (edit_step(2, "lambda", "placeholder"), "cannot be read, or does not match.*SyntaxError"),
         (edit_step(2, "1x", "placeholder"), "cannot be read, or does not match.*SyntaxError"),
         (edit_step(3, [{"node": "nobody"}], "call_module"), "cannot be read.*KeyError: 'nobody'"),
-        (edit_step(3, [{"code": "1"}], "call_module"), "unknown kind of value, 'code'"),
-        (lambda t, d: d.update(format="other"), "has the format 'other'; this version reads"),
-        (lambda t, d: d["modules"].update(stem=["Odd", {}]), "unknown module, 'Odd'"),
+        (edit_step(3, [{"dtype": "nn"}], "call_module"), "unknown value.*dtype"),
+        (edit_step(3, [{"code": "1"}], "call_module"), "unknown value.*code"),
+        (lambda t, d: d.update(format="other"), "the format 'other'"),
+        (lambda t, d: d["modules"].update(stem=["Odd", {}]), "KeyError: 'Odd'"),
         (lambda t, d: d.pop("steps"), "cannot be read, or does not match the weights"),
     ],
 )
@@ -223,8 +246,12 @@ def test_refuses_attributes_and_methods_that_are_not_listed(tmp_path):
     path = tmp_path / "file"
     sc.save_compressed(sc.compress(Net(run, a=nn.Conv2d(3, 8, 1)), X), path)
     for op, change, message in (
-        ("call_method", lambda step: step.__setitem__(2, "__reduce__"), "unknown method"),
-        ("call_function", lambda step: step[3].__setitem__(1, "__class__"), "the attribute"),
+        ("call_method", lambda step: step.__setitem__(2, "__reduce__"), "__reduce__"),
+        (
+            "call_function",
+            lambda step: step[3].__setitem__(1, "__class__"),
+            "unknown attribute '__class__'",
+        ),
     ):
         tensors, description = parts(path)
         change(next(step for step in description["steps"] if step[0] == op))

@@ -136,13 +136,15 @@ def test_parts_and_pieces_of_a_layout():
     layout = plan_layout(flow)
     by_kind = {op.kind: op for op in flow.operations.values()}
     concat = by_kind[Kind.CONCAT]
-    assert [channels.tolist() for _, channels in layout.pieces[concat.node]] == [[0, 1, 2, 3]] * 2
+    assert [layout.kept[piece].tolist() for piece in layout.pieces[concat.node]] == [
+        [0, 1, 2, 3]
+    ] * 2
     (part,) = layout.parts[by_kind[Kind.CONV].node]
     assert part.sources.tolist() == [[7]]
     (product,) = (
         op for op in flow.operations.values() if by_kind[Kind.TENSOR].node in op.node.args
     )
-    assert np.array_equal(layout.wanted[product.node], [7])
+    assert np.array_equal(layout.kept[product.node], [7])
     scale, relu = product.node.args
     assert channel_axis(flow, product, scale) == 0
     assert channel_axis(flow, product, relu) == 1

@@ -68,8 +68,8 @@ def test_a_model_that_depends_on_shapes(tmp_path):
 def test_a_network_that_magnifies_rounding_is_exported_with_a_warning(tmp_path):
     torch.manual_seed(0)
     model, path = Magnified().eval(), tmp_path / "m.onnx"
-    compressed = pytest.warns(sc.SelectConvWarning, match="In float64 they agree")
-    exported = pytest.warns(sc.SelectConvWarning, match="differs as much from float64")
+    compressed = pytest.warns(sc.SelectConvWarning, match="compressed .* as much from float64")
+    exported = pytest.warns(sc.SelectConvWarning, match="onnxruntime.* as much from float64")
     with compressed, exported:
         sc.export_onnx(model, path, torch.randn(2, 3, 8, 8))
     assert path.exists()
@@ -121,7 +121,7 @@ def test_writes_nothing_where_outputs_differ(tmp_path, monkeypatch):
     monkeypatch.setattr(
         export, "open_session", lambda content: lambda *x: [y + 1 for y in real(content)(*x)]
     )
-    with pytest.raises(sc.ExportError, match=r"output 0 in onnxruntime differs .* batch of 1"):
+    with pytest.raises(sc.ExportError, match="output 0 in onnxruntime, for a batch of 1, differs"):
         sc.export_onnx(model, tmp_path / "model.onnx", X)
     assert list(tmp_path.iterdir()) == []
 

@@ -75,7 +75,7 @@ def test_shifted_slots_are_a_part_that_a_depthwise_conv_shifts():
     still, moved = plan_parts(conv, ALL(6), ALL(4), (8, 8), block=2)
     assert still.slots.tolist() == [[0, 2, 3]]
     assert still.sources.tolist() == [[0, 1, 2, 3]]  # joined: a multiple of the block
-    assert not still.has_stencil
+    assert still.reach == ()
     assert moved.slots.tolist() == moved.sources.tolist() == [[1, -1]]
     assert moved.reach == (1, 2)
     assert moved.stencil_size == (3, 5)
@@ -88,7 +88,7 @@ def test_shifted_slots_are_a_part_that_a_depthwise_conv_shifts():
 def test_a_conv_whose_slots_are_all_shifted_is_one_part():
     conv = layer(shifts={0: (0.5, 0.0), 2: (0.0, 1.0)}, closed=[1, 3])
     (part,) = plan_parts(conv, ALL(6), ALL(4), (8, 8), block=1)
-    assert part.has_stencil
+    assert part.reach == (1, 1)
     assert part.sources.tolist() == [[0, 2]]
 
 

@@ -131,7 +131,7 @@ def test_dry_run_says_what_it_would_do_and_writes_nothing(tmp_path, capsys):
         (["--model", "densenet4"], "Did you mean 'densenet40'"),
         (["--data", "cifar-10"], "Did you mean 'cifar10'"),
         (["--method", "selct"], "Did you mean 'select'"),
-        (["--epochs", "many"], "`epochs` must be a whole number, got 'many'"),
+        (["--epochs", "many"], "`epochs` must be an integer of at least 1, got 'many'"),
         (["--epochs", "0"], "`epochs` must be at least 1, got 0"),
         (["--gamma", "2"], r"`gamma` must be a number in \[0, 1\] or 'auto', got 2"),
         (["--max-copies", "some"], "`max_copies`"),
@@ -147,7 +147,7 @@ def test_dry_run_says_what_it_would_do_and_writes_nothing(tmp_path, capsys):
         (["--model-options", "3"], "`model_options` must be a mapping such as .* got 3"),
         (["--data-root", "nowhere"], "`data_root` must be a folder; there is no folder nowhere"),
         (["--data-root", "nowhere", "--dry-run"], "there is no folder nowhere"),
-        (["--holdout", "maybe"], "`holdout` must be true or false, got 'maybe'"),
+        (["--holdout", "maybe"], "`holdout` must be True or False, got 'maybe'"),
     ],
 )
 def test_wrong_input_is_refused_in_one_line(arguments, message, tmp_path, capsys, monkeypatch):
@@ -163,7 +163,7 @@ def test_wrong_input_is_refused_in_one_line(arguments, message, tmp_path, capsys
     ("text", "message"),
     [
         ("epoch: 3\n", "epochs"),
-        ("epochs: many\n", "`epochs` must be a whole number"),
+        ("epochs: many\n", "`epochs` must be an integer"),
         ("lr: [1, 2]\n", "`lr` must be a finite number of at least 0"),
         ("- 1\n- 2\n", "run.yaml"),
         ("", "the file is empty"),

@@ -54,7 +54,7 @@ def write_run(
     torch.manual_seed(config.seed)
     model = build_model(config, dataset_info(config.data, config.image_size))
     allocator = None
-    if config.is_selective:
+    if config.method_info.is_selective:
         allocator = sc.ChannelAllocator(
             model,
             total_epochs=config.epochs,

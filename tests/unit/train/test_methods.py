@@ -49,6 +49,6 @@ def test_a_class_carries_each_method_out(name):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-4)
     method = kind.build(config, info, model, optimizer)
     assert method.counts() == {"moved": 0, "closed": 0}
-    assert (method.state_dict() is not None) == config.is_selective
+    assert (method.state_dict() is not None) == config.method_info.is_selective
     assert describe_method(config).startswith(f"{name}: ")
     assert "{" not in describe_method(config)

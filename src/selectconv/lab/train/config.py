@@ -1,39 +1,84 @@
 """What a run is: one flat set of settings, the same words in YAML, flags and `config.yaml`.
 
-Each setting is declared once, here: its flag, help, checks and place in a report follow from it.
-The paper's values, for the pair of model and data set, are in `recipes.yaml`.
+Each setting is declared once, as a field of `TrainConfig`: its flag, help, checks and place in a
+report follow from it. The paper's values, for the pair of model and data set, are in
+`recipes.yaml`. Importing this file does not import torch, so that `selectconv train --help` is
+quick: names that live beside networks and data are imported when a value is checked.
 """
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache, partial
 from importlib.resources import files
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import yaml
 
-from selectconv.checks import check_choice, check_fraction, check_gamma, check_non_negative
-from selectconv.lab.train.methods import METHODS, MethodInfo
-from selectconv.lab.train.settings import (
-    Setting,
-    choice,
-    damage_names,
-    dataset_name,
-    declaration,
-    default_of,
-    instance,
-    model_name,
-    optional,
-    seeds,
-    setting,
-    truth,
-    whole,
+from selectconv.checks import (
+    check_choice,
+    check_count,
+    check_flag,
+    check_fraction,
+    check_gamma,
+    check_non_negative,
+    check_path,
+    check_seed,
 )
+from selectconv.lab.train.methods import METHODS, MethodInfo
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+DAMAGES = ("auto", "mean", "rms")  # `core.damage` has them, too, and imports torch
+
+# What a setting belongs to: the network and the data; the training; what each row of a comparison
+# may have its own best value of; how channels are selected, likewise; nothing that a result depends
+# on by intention.
+Group = Literal["task", "training", "tuning", "selection", "aside"]
+
+
+def setting(
+    help: str,
+    check: Callable[[str, Any], object],
+    *,
+    group: Group = "training",
+    none_word: str | None = None,
+    **default: Any,
+) -> Any:
+    """Declare a field of `TrainConfig`; without a default, `recipes.yaml` must have a value.
+
+    Args:
+        help: one line for `--help`, without the default.
+        check: called with the name and a value; raises TypeError or ValueError. None is accepted
+            where the type says so.
+        group: what it belongs to.
+        none_word: how None is written in flags and files, if it is a choice of its own; otherwise
+            a missing value or null means None.
+        default: `default` or `default_factory` of `dataclasses.field`.
+    """
+    declared = {"help": help, "check": check, "group": group, "none_word": none_word}
+    return field(metadata=declared, **default)
+
+
+def _check_model(name: str, value: Any) -> None:
+    from selectconv.lab.zoo.external import check_model_name
+
+    check_model_name(value)
+
+
+def _check_data(name: str, value: Any) -> None:
+    from selectconv.lab.data.registry import check_dataset_name
+
+    check_dataset_name(value)
+
+
+def _check_mapping(name: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        raise TypeError(f"`{name}` must be a mapping such as {{growth_rate: 8}}, got {value!r}.")
+
+
+_at_least_one = partial(check_count, minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,33 +88,33 @@ class TrainConfig:
     model: str = setting(
         "the network: a name from `selectconv models`, timm:NAME, or package.module:function, "
         "a function that is called with num_classes and in_channels",
-        model_name,
+        _check_model,
         group="task",
         default="densenet40",
     )
     model_options: dict[str, Any] = setting(  # noqa: RUF009 - makes a field
         "options of the network, such as '{growth_rate: 8, units: [3, 3, 3]}'; for networks that "
         "are not from `selectconv models`, also `realloc` and `min_channels` of `sc.convert`",
-        instance(dict, "a mapping such as {growth_rate: 8}"),
+        _check_mapping,
         group="task",
-        default={},
+        default_factory=dict,
     )
     data: str = setting(
         "the data set: a name from `selectconv data list`, or imagefolder:DIR for your own images, "
         "where DIR has train/ and test/, each with one folder per class",
-        dataset_name,
+        _check_data,
         group="task",
         default="cifar10",
     )
     method: str = setting(
         f"one of {', '.join(METHODS)}; select is the paper's method, dealloc only closes channels, "
         "plain changes nothing",
-        choice(METHODS.keys),
+        partial(check_choice, choices=METHODS),
         group="aside",
         default="select",
     )
-    epochs: int = setting("number of passes over the training set", whole(1))
-    batch_size: int = setting("images per step, over all processes", whole(1))
+    epochs: int = setting("number of passes over the training set", _at_least_one)
+    batch_size: int = setting("images per step, over all processes", _at_least_one)
     lr: float = setting(
         "learning rate at the start; it falls to 0 along a cosine",
         check_non_negative,
@@ -90,12 +135,12 @@ class TrainConfig:
     )
     top_k: int = setting(
         "K: a re-opened slot reads one of the K most important channels",
-        whole(1),
+        _at_least_one,
         group="selection",
     )
     max_copies: int | None = setting(
         "N_max: largest number of copies of a channel, or none for no limit",
-        optional(whole(1, "a whole number or none")),
+        _at_least_one,
         group="selection",
         none_word="none",
     )
@@ -106,26 +151,26 @@ class TrainConfig:
     )
     grace: int = setting(
         "epochs before a re-opened slot may be closed again",
-        whole(0),
+        partial(check_count, minimum=0),
         group="selection",
         default=0,
     )
     damage: str = setting(
         "measure of damage: auto, mean (the paper's) or rms",
-        choice(damage_names),
+        partial(check_choice, choices=DAMAGES),
         group="selection",
         default="auto",
     )
     target_macs: float | None = setting(
         "multiply-adds to end at, as a fraction of the dense network's, such as 0.5",
-        optional(check_fraction),
+        check_fraction,
         group="selection",
         default=None,
     )
     target_params: float | None = setting(
         "parameters to end at, as a fraction of the dense network's, such as 0.5; not together "
         "with --target-macs",
-        optional(check_fraction),
+        check_fraction,
         group="selection",
         default=None,
     )
@@ -141,53 +186,59 @@ class TrainConfig:
         group="selection",
         default=1e-5,  # network slimming's value for ResNet and DenseNet
     )
-    seed: int = setting("seed of all random numbers", seeds, group="aside", default=0)
+    seed: int = setting("seed of all random numbers", check_seed, group="aside", default=0)
     data_root: str | None = setting(
         "folder of the data set; no other folder is searched",
-        optional(instance(str, "a folder")),
+        check_path,
         group="aside",
         default=None,
     )
     subset: int | None = setting(
-        "train on this many images (default: all)", optional(whole(1)), default=None
+        "train on this many images (default: all)", _at_least_one, default=None
     )
     test_subset: int | None = setting(
-        "test on this many images (default: all)", optional(whole(1)), default=None
+        "test on this many images (default: all)", _at_least_one, default=None
     )
     image_size: int | None = setting(
         "shrink the images to this height and width; your own images are resized to it (default: "
         "the size of the first one, at most 224)",
-        optional(whole(1)),
+        _at_least_one,
         default=None,
     )
     holdout: bool = setting(
         "after the last epoch, test on every image that was not trained on; writes holdout.json",
-        truth,
+        check_flag,
         group="aside",
         default=False,
     )
     device: str = setting(
         f"one of {', '.join(DEVICES)}",
-        choice(lambda: DEVICES),
+        partial(check_choice, choices=DEVICES),
         group="aside",
         default="auto",
     )
     precision: str = setting(
         f"one of {', '.join(PRECISIONS)}",
-        choice(lambda: PRECISIONS),
+        partial(check_choice, choices=PRECISIONS),
         group="aside",
         default="32-true",
     )
     compile: bool = setting(
-        "run the network through torch.compile", truth, group="aside", default=False
+        "run the network through torch.compile", check_flag, group="aside", default=False
     )
     channels_last: bool = setting(
-        "keep images and weights in channels-last memory order", truth, group="aside", default=True
+        "keep images and weights in channels-last memory order",
+        check_flag,
+        group="aside",
+        default=True,
     )
 
     def __post_init__(self) -> None:
-        for name, declared in declared_settings().items():
-            declared.check(name, getattr(self, name))
+        hints = get_type_hints(TrainConfig)
+        for declared in fields(self):
+            value = getattr(self, declared.name)
+            if value is not None or type(None) not in get_args(hints[declared.name]):
+                declared.metadata["check"](declared.name, value)
         self._check_images()
         self._check_method()
 
@@ -235,23 +286,19 @@ class TrainConfig:
         return METHODS[self.method]
 
     @property
-    def is_selective(self) -> bool:
-        """Whether the network has selective convs."""
-        return self.method_info.is_selective
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the settings as plain types, in the order in which they are declared."""
-        return {
-            # In YAML, null is "not given"; where None is a choice, it has a word of its own.
-            name: declared.none_word if getattr(self, name) is None else getattr(self, name)
-            for name, declared in declared_settings().items()
-        }
-
-    @property
     def run_name(self) -> str:
         """A name for the run's folder."""
         data = self.data.removeprefix("imagefolder:").rstrip("/").rpartition("/")[2]
         return as_file_name(f"{self.model}-{data}-{self.method}-{self.seed}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as plain types, in the order in which they are declared."""
+        values = {declared.name: getattr(self, declared.name) for declared in fields(self)}
+        # In YAML, null is "not given"; where None is a choice, it has a word of its own.
+        return {
+            name: _declared(name)["none_word"] if value is None else value
+            for name, value in values.items()
+        }
 
     def lr_at(self, step: int, steps: int) -> float:
         """Compute the learning rate of a step: a cosine from `lr` to 0 over the whole training."""
@@ -268,51 +315,49 @@ def as_file_name(name: str) -> str:
     return re.sub(r"[^\w.-]", "-", name)
 
 
-@cache
-def declared_settings() -> dict[str, Setting]:
-    """Return the declarations of all settings by name, in their order."""
-    return {field.name: declaration(field) for field in fields(TrainConfig)}
+def _declared(name: str) -> Mapping[str, Any]:
+    return TrainConfig.__dataclass_fields__[name].metadata
 
 
-def setting_names(group: str | None = None) -> list[str]:
+def setting_names(group: Group | None = None) -> list[str]:
     """Return the names of all settings, or of those of one group."""
-    return [
-        name for name, declared in declared_settings().items() if group in (None, declared.group)
-    ]
+    names = [declared.name for declared in fields(TrainConfig)]
+    return [name for name in names if group in (None, _declared(name)["group"])]
 
 
-@cache
 def setting_types() -> dict[str, type]:
     """Return the type of each setting's values, None aside: int, float, bool, str or dict."""
     hints = get_type_hints(TrainConfig)
-    plain = {name: get_args(hints[name])[0] if type(None) in get_args(hints[name]) else hints[name]
-             for name in declared_settings()}  # fmt: skip
+    plain = {
+        name: get_args(hint)[0] if type(None) in get_args(hint) else hint
+        for name, hint in hints.items()
+    }
     return {name: getattr(kind, "__origin__", kind) for name, kind in plain.items()}
 
 
 def describe_setting(name: str) -> str:
     """Return a setting's line of help, with its default."""
-    recipes = _recipes()
-    default = recipes["common"].get(name, _defaults().get(name))
+    help, default = _declared(name)["help"], _defaults()[name]
     if default in (None, {}):
-        return declared_settings()[name].help
+        return str(help)
     shown = f"{default:g}" if isinstance(default, float) else str(default)
     shown = shown.lower() if isinstance(default, bool) else shown
+    recipes = _recipes()
     if any(name in part for key in ("data", "model") for part in recipes[key].values()):
         shown = f"the paper's value for the model and data, otherwise {shown}"
-    return f"{declared_settings()[name].help} (default: {shown})"
+    return f"{help} (default: {shown})"
 
 
 def _defaults() -> dict[str, Any]:
-    found = {field.name: default_of(field) for field in fields(TrainConfig)}
-    return {name: value for name, value in found.items() if value is not MISSING}
+    """Return the settings of a run for which nothing is given, and no recipe says more."""
+    own = {declared.name: declared.default for declared in fields(TrainConfig)}
+    return {**own, "model_options": {}, **_recipes()["common"]}
 
 
 @cache
 def _recipes() -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load(
-        (files("selectconv.lab.train") / "recipes.yaml").read_text(encoding="utf-8")
-    )
+    text = (files("selectconv.lab.train") / "recipes.yaml").read_text(encoding="utf-8")
+    content: dict[str, Any] = yaml.safe_load(text)
     return content
 
 
@@ -332,9 +377,8 @@ def read_recorded(settings: Mapping[str, Any]) -> tuple[TrainConfig, dict[str, A
     Raises:
         TypeError, ValueError: a value is not accepted.
     """
-    known = {name: value for name, value in settings.items() if name in declared_settings()}
-    gone = {name: value for name, value in settings.items() if name not in known}
-    return resolve(known), gone
+    gone = {name: value for name, value in settings.items() if name not in setting_names()}
+    return resolve({name: settings[name] for name in settings if name not in gone}), gone
 
 
 def resolve(given: Mapping[str, Any]) -> TrainConfig:
@@ -344,18 +388,15 @@ def resolve(given: Mapping[str, Any]) -> TrainConfig:
         TypeError, ValueError: an unknown setting, or a value that is not accepted.
     """
     check_names(given)
-    recipes = _recipes()
-    values: dict[str, Any] = {**_defaults(), **recipes["common"]}
-    values |= {name: given[name] for name in ("model", "data", "method") if name in given}
-    for name in ("model", "data", "method"):
-        declared_settings()[name].check(name, values[name])
+    recipes, values = _recipes(), {**_defaults(), **given}
     # A model's recipe is the more specific one: CondenseNet trains longer than CIFAR's default.
-    values |= recipes["data"].get(values["data"], {})
-    values |= recipes["model"].get(values["model"], {})
+    values |= recipes["data"].get(str(values["data"]), {})
+    values |= recipes["model"].get(str(values["model"]), {})
     values |= given
-    if values["target_macs"] is None and values["target_params"] is None:
-        values["target_macs"] = METHODS[values["method"]].target_macs
-    for name, declared in declared_settings().items():
-        if declared.none_word is not None and values[name] == declared.none_word:
+    method = METHODS.get(str(values["method"]))  # None: refused below
+    if method and values["target_macs"] is None and values["target_params"] is None:
+        values["target_macs"] = method.target_macs
+    for name in setting_names():
+        if values[name] is not None and values[name] == _declared(name)["none_word"]:
             values[name] = None
     return TrainConfig(**values)

@@ -121,7 +121,7 @@ def _build_of_zoo(config: TrainConfig, info: DatasetInfo) -> nn.Module:
         config.model,
         num_classes=info.num_classes,
         in_channels=info.shape[0],
-        selective=config.is_selective,
+        selective=config.method_info.is_selective,
         **options,
     )
 
@@ -196,7 +196,7 @@ def _build_outside(config: TrainConfig, info: DatasetInfo) -> nn.Module:
 
 def _build_external(config: TrainConfig, info: DatasetInfo) -> nn.Module:
     model = _build_outside(config, info)
-    if not config.is_selective:
+    if not config.method_info.is_selective:
         return model
     options = config.model_options
     of_convert = {name: options[name] for name in _OF_CONVERT if name in options}

@@ -39,7 +39,7 @@ def replay(run: Run) -> list[LayerHistory]:
     Raises:
         ValueError: the log does not fit the network, or does not lead to what the metrics count.
     """
-    if not run.config.is_selective:
+    if not run.config.method_info.is_selective:
         return []  # learned groups and slimmed channels are not slots
     sizes = slot_counts(run)
     histories = {

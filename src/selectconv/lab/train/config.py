@@ -319,7 +319,7 @@ def _declared(name: str) -> Mapping[str, Any]:
     return TrainConfig.__dataclass_fields__[name].metadata
 
 
-def setting_names(group: Group | None = None) -> list[str]:
+def setting_names(group: str | None = None) -> list[str]:
     """Return the names of all settings, or of those of one group."""
     names = [declared.name for declared in fields(TrainConfig)]
     return [name for name in names if group in (None, _declared(name)["group"])]

@@ -28,7 +28,7 @@ ROOMS = [
 LAB = SOURCE / "lab"
 FACES = {"__init__", "__main__", "functional"}
 FLOOR_OF = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
-# Rooms of one line do not know each other; nor do the formulas, which `slots` and `layer` join.
+# Rooms of one line do not know each other; nor do the formulas, which `select_conv` joins.
 APART = [set(rooms) for rooms in ROOMS if len(rooms) > 1]
 APART_FILES = {"core/shift.py", "core/ecdm.py", "core/allocation.py"}
 MOST_IN_ROOT = 10

@@ -42,7 +42,7 @@ class CostAfter:
             for own, its in zip(allocation_of(copy), allocation_of(layer), strict=True):
                 own.copy_(its)
             if name in plans:
-                copy.apply_checked_plan(replace(plans[name], weight_seed=None))
+                copy.apply_plan(replace(plans[name], weight_seed=None))
         return self._counter.count()
 
     def count_fresh(self, kept: float) -> Cost:

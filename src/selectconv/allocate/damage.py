@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from selectconv.checks import check_callable
-from selectconv.core.damage import split_groups
 from selectconv.core.ecdm import normalize_ecdm
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers, unwrap
+from selectconv.core.slots import split_groups
 from selectconv.errors import AllocationError, naming
 from selectconv.tables import counted, html_table, text_table
 

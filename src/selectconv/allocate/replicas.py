@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from selectconv.allocate.agreement import broadcast_tensors, in_process_group
 from selectconv.allocate.optimizer_state import check_owns, check_state_by_parameter, state_of_slots
+from selectconv.core.allocation import draw_shift
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import allocation_of, selective_layers, unwrap
 from selectconv.core.plan import AllocationPlan
-from selectconv.core.slots import draw_shift
 from selectconv.errors import AllocationError, naming
 
 
@@ -95,7 +95,7 @@ class Replicas:
             for name, layer_plan in plan:
                 layer = self.layers[name]
                 for own in (layer, *(layers[name] for layers in self.followers)):
-                    own.apply_checked_plan(layer_plan)
+                    own.apply_plan(layer_plan)
                 for tensor in (
                     state_of_slots(self.optimizer, layer) if len(layer_plan.opened) else ()
                 ):

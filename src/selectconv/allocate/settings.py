@@ -11,8 +11,7 @@ from torch import Tensor
 
 from selectconv.checks import check_choice, check_count, check_fraction, check_gamma, warn
 from selectconv.core.allocation import ReallocRule
-from selectconv.core.damage import DAMAGES
-from selectconv.core.layer import SelectConvNd
+from selectconv.core.layer import DAMAGES, SelectConvNd
 from selectconv.core.plan import AllocationPlan
 from selectconv.errors import AllocationError
 

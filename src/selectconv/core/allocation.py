@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from selectconv.checks import check_choice, check_count, check_fraction, check_non_negative
+from selectconv.core.plan import LayerPlan
 from selectconv.core.tensors import check_tensor
 
 NORMS = ("l2", "linf")
@@ -47,6 +48,52 @@ def choose_dealloc(necdm: Tensor, gamma: float) -> Tensor:
     # cumsum on CUDA where deterministic algorithms are asked for.
     inside = necdm.t().index_select(1, order).cpu().cumsum(dim=1).amax(dim=0) <= gamma
     return order[: int(inside.sum())].sort().values
+
+
+def choose_closed(
+    necdm: Tensor, gate: Tensor, groups: int, gamma: float, protected: Tensor | None = None
+) -> Tensor:
+    """Choose the open slots of a layer to close: Algorithm 1, but never a group's last open slot.
+
+    Args:
+        necdm: (I, O).
+        gate: (I,) bool, the open slots.
+        groups: of the conv.
+        gamma: as for `choose_dealloc`.
+        protected: (I,) bool, slots that must stay open.
+    """
+    if protected is None:
+        chosen = choose_dealloc(necdm, gamma)
+    else:
+        free = (~protected.to(necdm.device)).nonzero().flatten()
+        chosen = free[choose_dealloc(necdm[free], gamma)]
+    chosen = chosen[gate[chosen]]  # closed slots have zero rows: they always fit
+    is_chosen = torch.zeros_like(gate).index_fill_(0, chosen, True)
+    # The slot that Algorithm 1 would take last stays.
+    is_spent = ~(gate & ~is_chosen).view(groups, -1).any(dim=1)
+    is_spent &= is_chosen.view(groups, -1).any(dim=1)
+    if bool(is_spent.any()):
+        size = necdm.amax(dim=1).masked_fill(~is_chosen, -1.0).view(groups, -1)
+        last = size.shape[1] - 1 - size.flip(1).argmax(dim=1)  # the highest index among equals
+        is_chosen.view(groups, -1)[is_spent, last[is_spent]] = False
+    return is_chosen.nonzero().flatten()
+
+
+def smallest_gamma(
+    necdm: Tensor, gate: Tensor, groups: int, protected: Tensor | None = None
+) -> float | None:
+    """Return the smallest gamma at which `choose_closed` closes a slot that contributes.
+
+    Slots without any damage, such as those that were just re-opened with weights of zero, do not
+    count: every gamma closes them. Returns None if there is no other slot to close.
+    """
+    by_group = gate.view(groups, -1)
+    can_close = (by_group & (by_group.sum(dim=1, keepdim=True) > 1)).flatten()
+    if protected is not None:
+        can_close &= ~protected.to(can_close.device)
+    largest = necdm.amax(dim=1)
+    largest = largest[can_close & (largest > 0)]
+    return float(largest.min()) if len(largest) else None
 
 
 def realloc_scores(
@@ -175,6 +222,34 @@ def choose_sources(
         channels = channels[readers[channels] <= rule.max_copies]
     source = torch.cat(chosen) if chosen else channels[:0]
     return free[: len(source)], source
+
+
+def plan_reopening(
+    scores: Tensor,
+    index: Tensor,
+    gate: Tensor,
+    axes: int,
+    rule: ReallocRule,
+    generator: torch.Generator | None = None,
+) -> LayerPlan:
+    """Plan what the closed slots are to read, at which shift, and with which weights.
+
+    The arguments are those of `choose_sources`, and the number of spatial axes.
+    """
+    opened, source = choose_sources(scores, index, gate, rule, generator)
+    shift = draw_shift(len(opened), axes, rule.max_shift, generator)
+    seed = None
+    if rule.init == "random":
+        seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
+    shift_or_none = shift if rule.use_shift else None
+    return LayerPlan(opened=opened, source=source, shift=shift_or_none, weight_seed=seed)
+
+
+def draw_shift(
+    count: int, axes: int, max_shift: float, generator: torch.Generator | None
+) -> Tensor:
+    """Draw shifts uniformly from [-max_shift, max_shift] pixels along each axis."""
+    return (torch.rand(count, axes, generator=generator, device="cpu") * 2 - 1) * max_shift
 
 
 def _draw(high: int, count: int, generator: torch.Generator | None) -> Tensor:

@@ -1,59 +1,76 @@
 """Where a layer gets E[X] and Var[X] of its input from: batch norm's parameters, or observation."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from selectconv.checks import as_plain, check_count, check_fraction, is_number
-from selectconv.core import kernels
+from selectconv.checks import check_count, check_fraction
+from selectconv.core.kernels import find_kernel
 from selectconv.core.moments import (
     Activation,
     expected_activation,
     expected_square_activation,
     is_relu,
 )
+from selectconv.errors import MeanSourceError
+
+OBSERVED = ("observed_mean", "observed_var", "observed_batches")
 
 
 class MeanSource:
-    """Where a layer gets E[X] and Var[X] of its input from; it may be made of other sources."""
+    """Where a layer gets E[X] and Var[X] of its input from.
 
+    Attributes:
+        num_channels: how many channels the source describes; None: as many as the layer has.
+        parts: the sources that it is made of.
+    """
+
+    num_channels: int | None = None
     parts: tuple["ClosedForm", ...] = ()
-
-    @property
-    def num_channels(self) -> int | None:
-        """The number of channels that the source describes; None: as many as the layer has."""
-        return None
 
     @property
     def is_nonnegative(self) -> bool:
         """Whether the input is known never to be negative."""
-        return False
+        return bool(self.parts) and all(part.is_nonnegative for part in self.parts)
 
     def batch_norms(self) -> Iterator[_BatchNorm]:
         """Yield the batch norms that the source reads."""
         for part in self.parts:
             yield from part.batch_norms()
 
+    def moments(self, buffers: Mapping[str, Tensor | None], variance: bool) -> list[Tensor]:
+        """Compute E[X] and, if it is wanted, Var[X] of a layer with these buffers, (C,) each.
 
-class ClosedForm(MeanSource, ABC):
-    """A source that computes both moments from what the model holds."""
+        Raises:
+            MeanSourceError: nothing has been observed yet.
+        """
+        raise NotImplementedError
 
-    @property
-    @abstractmethod
-    def num_channels(self) -> int:
-        """The number of channels that the source describes."""
 
-    @abstractmethod
+class ClosedForm(MeanSource):
+    """A source that computes both moments from what the model holds; by default from its parts."""
+
+    num_channels: int
+
+    def moments(self, buffers: Mapping[str, Tensor | None], variance: bool) -> list[Tensor]:
+        """Compute E[X] and, if it is wanted, Var[X], (C,) each."""
+        return [self.mean(), self.var()] if variance else [self.mean()]
+
     def mean(self) -> Tensor:
         """Compute E[X], (C,)."""
+        return self._combine([part.mean() for part in self.parts])
 
-    @abstractmethod
     def var(self) -> Tensor:
         """Compute Var[X], (C,)."""
+        return self._combine([part.var() for part in self.parts])
+
+    def _combine(self, moments: list[Tensor]) -> Tensor:
+        """Arrange a moment of each part as that of the whole, (C,)."""
+        raise NotImplementedError
 
     def _kinds(self) -> list[str]:
         """Name what the source is made of, each kind once."""
@@ -87,11 +104,7 @@ class BatchNormMean(ClosedForm):
             raise TypeError(f"`act` must be callable or None, got {act!r}.")
         self.bn = bn
         self.act = act
-
-    @property
-    def num_channels(self) -> int:
-        """The number of channels that the source describes."""
-        return self.bn.num_features
+        self.num_channels = bn.num_features
 
     @property
     def is_nonnegative(self) -> bool:
@@ -147,16 +160,8 @@ class ConstantMean(ClosedForm):
     """
 
     def __init__(self, value: float, num_channels: int) -> None:
-        value = as_plain(value)
-        if not is_number(value):
-            raise TypeError(f"`value` must be a number, got {value!r}.")
         self.value = float(value)
-        self._num_channels = check_count("num_channels", num_channels, 1)
-
-    @property
-    def num_channels(self) -> int:
-        """The number of channels that hold the constant."""
-        return self._num_channels
+        self.num_channels = check_count("num_channels", num_channels, 1)
 
     @property
     def is_nonnegative(self) -> bool:
@@ -175,28 +180,7 @@ class ConstantMean(ClosedForm):
         return f"constant {self.value:g}"
 
 
-class _CombinedMean(ClosedForm):
-    """E[X] of channels that come from other sources, the parts."""
-
-    @property
-    def is_nonnegative(self) -> bool:
-        """Whether no part is ever negative."""
-        return all(part.is_nonnegative for part in self.parts)
-
-    def mean(self) -> Tensor:
-        """Compute E[X], (C,)."""
-        return self._combine([part.mean() for part in self.parts])
-
-    def var(self) -> Tensor:
-        """Compute Var[X], (C,)."""
-        return self._combine([part.var() for part in self.parts])
-
-    @abstractmethod
-    def _combine(self, moments: list[Tensor]) -> Tensor:
-        """Arrange a moment of each part, (C,)."""
-
-
-class ConcatMean(_CombinedMean):
+class ConcatMean(ClosedForm):
     """E[X] of an input that concatenates other inputs along the channels.
 
     Example:
@@ -205,18 +189,12 @@ class ConcatMean(_CombinedMean):
     """
 
     def __init__(self, parts: Sequence[ClosedForm]) -> None:
-        if not isinstance(parts, list | tuple) or not all(
-            isinstance(part, ClosedForm) for part in parts
-        ):
-            raise TypeError(f"`parts` must be a list of closed-form mean sources, got {parts!r}.")
-        if not parts:
-            raise ValueError("`parts` must hold at least one mean source, got none.")
+        if not parts or not all(isinstance(part, ClosedForm) for part in parts):
+            raise ValueError(
+                f"`parts` must be one or more closed-form mean sources, got {parts!r}."
+            )
         self.parts = tuple(parts)
-
-    @property
-    def num_channels(self) -> int:
-        """The number of channels that the source describes."""
-        return sum(part.num_channels for part in self.parts)
+        self.num_channels = sum(part.num_channels for part in parts)
 
     def _combine(self, moments: list[Tensor]) -> Tensor:
         like = next((m for m in moments if m.device.type != "cpu"), moments[0])
@@ -226,7 +204,7 @@ class ConcatMean(_CombinedMean):
         return f"concat of {len(self.parts)}: {', '.join(self._kinds())}"
 
 
-class SelectedMean(_CombinedMean):
+class SelectedMean(ClosedForm):
     """E[X] of an input that takes its channels from another one: a split, a shuffle, a slice.
 
     Args:
@@ -243,23 +221,14 @@ class SelectedMean(_CombinedMean):
     """
 
     def __init__(self, part: ClosedForm, index: Sequence[int]) -> None:
-        if not isinstance(part, ClosedForm):
-            raise TypeError(f"`part` must be a closed-form mean source, got {part!r}.")
-        if not isinstance(index, list | tuple) or not all(type(one) is int for one in index):
-            raise TypeError(f"`index` must be a list of integers, got {index!r}.")
         outside = [channel for channel in index if not 0 <= channel < part.num_channels]
         if outside or not index:
             raise ValueError(
                 f"`index` must name channels 0 to {part.num_channels - 1}, got {outside[:5]}."
             )
-        self.part = part
         self.parts = (part,)
         self.index = tuple(index)
-
-    @property
-    def num_channels(self) -> int:
-        """The number of channels that the source describes."""
-        return len(self.index)
+        self.num_channels = len(self.index)
 
     def _combine(self, moments: list[Tensor]) -> Tensor:
         (moment,) = moments
@@ -267,7 +236,7 @@ class SelectedMean(_CombinedMean):
 
     def __repr__(self) -> str:
         kinds = ", ".join(self._kinds())
-        return f"{self.num_channels} of {self.part.num_channels} channels: {kinds}"
+        return f"{self.num_channels} of {self.parts[0].num_channels} channels: {kinds}"
 
 
 class ObservedMean(MeanSource):
@@ -300,6 +269,21 @@ class ObservedMean(MeanSource):
         self.momentum = check_fraction("momentum", momentum)
         self.pooled = bool(pooled)
 
+    def start(self, weight: Tensor, inputs: int) -> dict[str, Tensor]:
+        """Make the buffers of a layer that has seen nothing yet."""
+        zeros = weight.new_zeros(inputs, dtype=torch.float32)
+        none_seen = weight.new_zeros((), dtype=torch.int64)
+        return dict(zip(OBSERVED, (zeros, zeros.clone(), none_seen), strict=True))
+
+    def moments(self, buffers: Mapping[str, Tensor | None], variance: bool) -> list[Tensor]:
+        """Return the running mean and, if it is wanted, the running variance, (C,) each."""
+        mean, var, batches = (cast(Tensor, buffers[name]) for name in OBSERVED)
+        if not int(batches):
+            raise MeanSourceError(
+                "the layer has not seen any input yet: run it in training mode first."
+            )
+        return [mean, var] if variance else [mean]
+
     @torch.no_grad()
     def observe(self, x: Tensor, mean: Tensor, var: Tensor, batches: Tensor) -> None:
         """Fold a batch `x` (N, C, ...) into the running moments, in place."""
@@ -321,6 +305,18 @@ class ObservedMean(MeanSource):
         return "observed"
 
 
+def check_mean_source(source: MeanSource | None, inputs: int) -> None:
+    """Check that a layer with `inputs` channels can read E[X] from `source`."""
+    if not isinstance(source, ClosedForm | ObservedMean | None):
+        raise TypeError(
+            f"`mean_source` must be a BatchNormMean, an ObservedMean or None, got {source!r}."
+        )
+    if source is not None and source.num_channels not in (None, inputs):
+        raise ValueError(
+            f"`mean_source` must describe {inputs} channels, got {source.num_channels}."
+        )
+
+
 def _moments(x: Tensor) -> tuple[int, Tensor, Tensor]:
     """Count the values of a channel of `x` (N, C, ...); compute their means and variances, (C,)."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -328,8 +324,9 @@ def _moments(x: Tensor) -> tuple[int, Tensor, Tensor]:
     if count == 0:
         nothing = x.new_zeros(x.shape[1])
         return 0, nothing, nothing
-    if kernels.cpu.can_run(x):
-        return count, *kernels.cpu.moments(x)
+    kernel = find_kernel(x)
+    if kernel is not None and kernel.moments is not None:
+        return count, *kernel.moments(x)
     axes = [axis for axis in range(x.ndim) if axis != 1]
     var, mean = torch.var_mean(x, dim=axes, correction=0)
     return count, mean, var

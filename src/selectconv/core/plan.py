@@ -4,7 +4,7 @@ Deciding and doing are apart: a plan can be logged as JSON, sent to other proces
 any copy of the model.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import index as as_int
 from typing import Any
@@ -13,6 +13,25 @@ import torch
 from torch import Tensor
 
 from selectconv.errors import AllocationError
+
+_NO_INTEGERS = (torch.bool, torch.complex64, torch.complex128)
+
+
+def as_slots(slots: Tensor | Iterable[int], inputs: int) -> Tensor:
+    """Return slots as an int64 tensor on the CPU.
+
+    Raises:
+        AllocationError: the layer, of `inputs` slots, does not have one of them.
+        TypeError: a slot is not an integer.
+    """
+    is_bare = isinstance(slots, Iterable) and not hasattr(slots, "__getitem__")  # sets
+    given = torch.as_tensor(list(slots) if is_bare else slots)
+    if given.numel() and (given.dtype.is_floating_point or given.dtype in _NO_INTEGERS):
+        raise TypeError(f"`slots` must be integers, got {given.dtype}.")
+    given = given.flatten().to("cpu", torch.int64)
+    if outside := given[(given < 0) | (given >= inputs)].tolist():
+        raise AllocationError(f"`slots` names {outside[:5]}; the layer has 0 to {inputs - 1}.")
+    return given
 
 
 def _empty() -> Tensor:

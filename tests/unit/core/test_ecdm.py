@@ -264,7 +264,7 @@ class TestExpectedActivation:
             function(torch.zeros(4), torch.ones(4), act)
 
     def test_refuses_what_is_not_an_activation(self):
-        with pytest.raises(TypeError, match="`act` .*got 3"):
+        with pytest.raises(TypeError, match=r"`act` .*got 3"):
             expected_activation(torch.zeros(4), torch.ones(4), 3)
 
     @pytest.mark.parametrize("act", [None, F.relu, F.relu6])

@@ -12,8 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import selectconv as sc
 from selectconv.core import kernels
-from selectconv.core.fused import convolve_norm_relu
-from selectconv.core.kernels import build
+from selectconv.core.kernels import build, cpu
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.shift import reroute
 
@@ -67,7 +66,7 @@ def test_without_a_compiler_the_definition_runs_and_says_so(fresh_build, monkeyp
         "torch's operations: no C compiler (cc, gcc, clang) found"
     )
     layer, x = moved_layer(), torch.randn(2, 8, 5, 5)
-    assert not kernels.cpu.can_run(x)
+    assert not kernels.find_kernel(x)
     exact = F.conv2d(layer.select(x), layer.weight, layer.bias)
     torch.testing.assert_close(layer(x), exact)
     assert "no C compiler" in str(sc.describe(nn.Sequential(layer)))
@@ -131,7 +130,7 @@ def test_describe_names_the_path():
     ],
 )
 def test_can_run(x, runs):
-    assert kernels.cpu.can_run(x) is runs
+    assert (kernels.find_kernel(x) is not None) is runs
 
 
 @needs_kernel
@@ -140,15 +139,15 @@ def test_not_where_single_operations_are_watched():
     seen = []
     with pytest.warns(DeprecationWarning, match=r"torch\.jit\.trace"):
         torch.jit.trace(
-            lambda t: (seen.append(kernels.cpu.can_run(t)), t + 1)[1], x, check_trace=False
+            lambda t: (seen.append(kernels.find_kernel(t)), t + 1)[1], x, check_trace=False
         )
-    torch.func.vmap(lambda t: (seen.append(kernels.cpu.can_run(t)), t)[1])(x[None])
+    torch.func.vmap(lambda t: (seen.append(kernels.find_kernel(t)), t)[1])(x[None])
     with FlopCounterMode(display=False):
-        seen.append(kernels.cpu.can_run(x))
+        seen.append(kernels.find_kernel(x))
     with torch.autograd.forward_ad.dual_level():
-        seen.append(kernels.cpu.can_run(x))
+        seen.append(kernels.find_kernel(x))
     assert not any(seen)
-    assert kernels.cpu.can_run(x)
+    assert kernels.find_kernel(x)
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
@@ -206,29 +205,36 @@ def test_a_second_backward_pass_gives_the_same_gradients(memory_format):
     assert first[0].abs().sum() > 0
 
 
-def test_a_kernel_that_reads_no_allocation_gets_every_slot(monkeypatch):
-    class Blind:
-        READS_ALLOCATION = False
-        calls = 0
+def test_another_entry_is_another_kernel_which_may_not_read_the_allocation(monkeypatch):
+    calls = []
 
-        def reroute(self, *arguments):
-            self.calls += 1
-            return reroute(*arguments)
+    def run(*arguments):
+        calls.append(len(arguments))
+        return reroute(*arguments)
 
-    layer, x, blind = moved_layer(), torch.randn(2, 8, 5, 5), Blind()
+    blind = kernels.Kernel(
+        can_run=lambda x: True,
+        find_obstacle=lambda device: None,
+        describe=lambda: "blind",
+        reroute=run,
+        reads_allocation=False,
+    )
+    layer, x = moved_layer(), torch.randn(2, 8, 5, 5)
     layer.close([0, 5])
     exact = F.conv2d(layer.select(x), layer.weight, layer.bias)
-    monkeypatch.setattr(kernels, "find_kernel", lambda x: blind)
-    monkeypatch.setattr(SelectConvNd, "_read_slots", lambda layer: pytest.fail("a GPU would wait"))
+    monkeypatch.setattr(kernels, "KERNELS", (blind,))
+    monkeypatch.setattr(SelectConvNd, "_summary", lambda layer: pytest.fail("a GPU would wait"))
     torch.testing.assert_close(layer(x), exact)
-    assert blind.calls == 1
+    assert layer.convolve_norm_relu(x, nn.BatchNorm2d(8)) is None
+    assert len(calls) == 1
+    assert kernels.describe_path(CPU) == "blind"
 
 
 @needs_kernel
 @pytest.mark.parametrize(("size", "runs"), [(1, False), (2, True)])
 def test_the_kernel_leaves_one_value_a_channel_to_torch(size, runs):
     layer = moved_layer()
-    out = convolve_norm_relu(layer, torch.randn(1, 8, 1, size), nn.BatchNorm2d(8))
+    out = layer.convolve_norm_relu(torch.randn(1, 8, 1, size), nn.BatchNorm2d(8))
     assert (out is not None) == runs
 
 
@@ -249,7 +255,7 @@ def test_deterministic_whatever_the_threads(memory_format):
         shift = block.conv.shift.detach().clone().requires_grad_()
         is_open = block.conv.gate.nonzero().flatten()
         allocation = (block.conv.index[is_open], shift[is_open], block.conv.shifted[is_open])
-        out = kernels.cpu.norm_relu_reroute(leaf, copy.deepcopy(block.norm), *allocation)
+        out = cpu.norm_relu_reroute(copy.deepcopy(block.norm), leaf, *allocation)
         (out * torch.arange(out.numel()).view_as(out)).sum().backward()
         results.append([out, leaf.grad, shift.grad])
     for other in results[1:]:
@@ -261,7 +267,7 @@ def test_deterministic_whatever_the_threads(memory_format):
 def test_without_derivatives_the_same_bits_and_nothing_prepared_for_them(off, monkeypatch):
     model, x = moved_model().eval(), torch.randn(2, 3, 8, 8)
     want = model(x)
-    monkeypatch.setattr(kernels.cpu, "_Reroute", None)
+    monkeypatch.setattr(cpu, "_Reroute", None)
     with off():
         got = model(x)
     assert torch.equal(got, want)
@@ -333,7 +339,7 @@ def test_second_derivatives_through_norm_and_relu(training):
                 F.relu(n(leaf)), layer.gate, layer.index, shift, layer.shifted
             )
         else:
-            out = kernels.cpu.norm_relu_reroute(leaf, n, layer.index, shift, layer.shifted)
+            out = cpu.norm_relu_reroute(n, leaf, layer.index, shift, layer.shifted)
         (first,) = torch.autograd.grad(out.pow(3).sum(), leaf, create_graph=True)
         first.square().sum().backward()
         grads.append([leaf.grad, shift.grad, n.weight.grad])
@@ -348,7 +354,7 @@ def test_running_statistics_without_momentum_are_the_plain_average():
     layer.index.clamp_(max=2)
     for _ in range(3):
         x = torch.randn(4, 3, 5, 5) * 3 + 7
-        kernels.cpu.norm_relu_reroute(x, norm, layer.index, None, layer.shifted)
+        cpu.norm_relu_reroute(norm, x, layer.index, None, layer.shifted)
         exact(x)
     for one, other in zip(norm.buffers(), exact.buffers(), strict=True):
         torch.testing.assert_close(one, other)
@@ -360,7 +366,7 @@ def test_statistics_far_from_zero_keep_their_digits():
     for layout in (torch.contiguous_format, torch.channels_last):
         norm = nn.BatchNorm2d(4, momentum=1.0)
         same = (torch.arange(4), None, None)
-        kernels.cpu.norm_relu_reroute(x.to(memory_format=layout), norm, *same)
+        cpu.norm_relu_reroute(norm, x.to(memory_format=layout), *same)
         var = x.double().var(dim=(0, 2, 3))
         torch.testing.assert_close(norm.running_var.double(), var, rtol=1e-3, atol=0.0)
 
@@ -370,7 +376,7 @@ def test_nan_is_not_hidden_by_the_relu():
     norm, layer = nn.BatchNorm2d(8).eval(), moved_layer()
     x = torch.zeros(1, 8, 3, 3)
     x[0, 0, 0, 0] = float("nan")
-    out = kernels.cpu.norm_relu_reroute(x, norm, layer.index, layer.shift, layer.shifted)
+    out = cpu.norm_relu_reroute(norm, x, layer.index, layer.shift, layer.shifted)
     assert out.isnan().nonzero().tolist() == [[0, 0, 0, 0]]
 
 
@@ -401,7 +407,7 @@ def test_closed_slots_are_not_convolved():
         counts.append(shapes)
     wide, narrow = counts
     assert wide == [(64, 64, 3, 3)]
-    assert narrow == ([(64, 16, 3, 3)] if kernels.cpu.can_run(torch.ones(1, 1, 1)) else wide)
+    assert narrow == ([(64, 16, 3, 3)] if kernels.find_kernel(torch.ones(1, 1, 1)) else wide)
 
 
 # torch.compile
@@ -457,8 +463,8 @@ def test_functions_of_torch_func_compute_the_definition(make):
 def test_what_a_layer_remembers_of_its_slots_is_not_saved():
     layer = moved_layer()
     layer(torch.randn(1, 8, 4, 4))
-    assert "_last_slots" in vars(layer)
-    assert "_last_slots" not in vars(copy.deepcopy(layer))
+    assert "_last_summary" in vars(layer)
+    assert "_last_summary" not in vars(copy.deepcopy(layer))
 
 
 @needs_kernel

@@ -176,7 +176,7 @@ def test_a_concatenation_is_nonnegative_where_all_parts_are():
 
 
 def test_a_concatenation_needs_parts():
-    with pytest.raises(ValueError, match="`parts` must hold at least one"):
+    with pytest.raises(ValueError, match=r"`parts` .*got \[\]"):
         ConcatMean([])
 
 
@@ -330,8 +330,8 @@ def test_switching_sources_adds_and_removes_the_buffers():
     [
         (nn.BatchNorm2d(3), TypeError, "`mean_source` must be a BatchNormMean"),
         ("bn", TypeError, "`mean_source` must be .* got 'bn'"),
-        (ConstantMean(0.0, 4), ValueError, "describes 4 channels, the layer has 3 inputs"),
-        (BatchNormMean(nn.BatchNorm2d(2), None), ValueError, "describes 2 channels"),
+        (ConstantMean(0.0, 4), ValueError, "`mean_source` .*3 channels, got 4"),
+        (BatchNormMean(nn.BatchNorm2d(2), None), ValueError, "`mean_source` .*got 2"),
     ],
     ids=["a module", "a word", "too many channels", "too few channels"],
 )
@@ -342,7 +342,7 @@ def test_a_mean_source_must_fit_the_layer(source, error, message):
         layer.mean_source = source
     assert layer.mean_source is kept
     assert set(layer.state_dict()) >= OBSERVED
-    with pytest.raises(error, match=message.replace("mean_source", "mean")):
+    with pytest.raises(error, match=message):
         sc.SelectConv2d.from_conv(nn.Conv2d(3, 4, 1), mean=source)
 
 

@@ -5,11 +5,14 @@ import json
 import os
 import subprocess
 import sys
+import types
+import warnings
 
 import pytest
 import torch
 
-from selectconv.core.kernels import simple_path, triton_select
+import selectconv as sc
+from selectconv.core.kernels import describe_path, find_kernel, simple_path, triton_select
 from selectconv.core.shift import reroute
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -37,11 +40,14 @@ CASES = {
 def _interpreted(monkeypatch):
     """Triton reads its switch where kernels are defined, so they are defined anew."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(triton_select, "_IS_INTERPRETED", True)
     monkeypatch.setattr(triton_select, "_TILE", 8)  # several tiles even in a tiny map
     monkeypatch.setattr(triton_select, "_CHANNELS", 2)
-    triton_select._kernels.cache_clear()
+    for cached in (triton_select._kernels, triton_select.find_obstacle):
+        cached.cache_clear()
     yield
-    triton_select._kernels.cache_clear()
+    for cached in (triton_select._kernels, triton_select.find_obstacle):
+        cached.cache_clear()
 
 
 def make(case, dtype=torch.float32, layout=torch.contiguous_format, start=0):
@@ -186,20 +192,51 @@ class TestCanRun:
         assert triton_select.can_run(x)
         assert not triton_select.can_run(x.double())
         assert not triton_select.can_run(x[..., None])
-        assert not triton_select.can_run(x[:0])
         assert not triton_select.can_run(x.to("meta"))
+        assert find_kernel(x) is triton_select.KERNEL
         with simple_path():
-            assert not triton_select.can_run(x)
-        seen = []
-        torch.func.vmap(lambda row: seen.append(triton_select.can_run(row)) or row)(x[None])
-        with torch.autograd.forward_ad.dual_level():
-            seen.append(triton_select.can_run(x))
-        assert seen == [False, False]
+            assert find_kernel(x) is None
 
     def test_on_the_cpu_in_the_interpreter_only(self, monkeypatch):
-        monkeypatch.delenv("TRITON_INTERPRET")
+        monkeypatch.setattr(triton_select, "_IS_INTERPRETED", False)
+        triton_select.find_obstacle.cache_clear()
         assert not triton_select.can_run(torch.zeros(1, 2, 3))
-        assert triton_select.find_obstacle(torch.device("cpu")) == "no kernel for cpu"
+        assert triton_select.find_obstacle(torch.device("cpu")) == ""
+
+
+def wrong(x, index, shift, shifted):
+    return 1.01 * reroute(x, index, shift, shifted)
+
+
+def failing(x, index, shift, shifted):
+    raise OSError("no licence\nfor this GPU")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [(wrong, "differs from the definition"), (failing, "cannot be used: no licence"), (None, None)],
+)
+def test_at_its_first_use_the_kernel_is_compared_with_the_definition(kernel, reason, monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", types.ModuleType("triton"))
+    monkeypatch.setattr(triton_select, "_IS_INTERPRETED", True)
+    monkeypatch.setattr(triton_select, "reroute", kernel or reroute)
+    triton_select.find_obstacle.cache_clear()
+    layer, x = sc.SelectConv2d(8, 4, 1), torch.randn(2, 8, 5, 5)
+    layer.index[1], layer.shifted[1] = 3, True
+    with warnings.catch_warnings(record=True) as caught, torch.inference_mode():
+        warnings.simplefilter("always")
+        for _ in range(2):  # the second time it is known
+            found = find_kernel(x)
+    assert (found is triton_select.KERNEL) is (reason is None)
+    told = [warning for warning in caught if warning.category is sc.SelectConvWarning]
+    assert len(told) == (reason is not None)
+    if reason is not None:
+        assert reason in str(told[0].message)
+        exact = torch.nn.functional.conv2d(layer.select(x), layer.weight, layer.bias)
+        torch.testing.assert_close(layer(x), exact)
+        monkeypatch.setattr("selectconv.core.kernels.KERNELS", (triton_select.KERNEL,))
+        assert reason in describe_path(x.device)
+    triton_select.find_obstacle.cache_clear()
 
 
 def run(script, **environment):

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from selectconv.core.damage import DAMAGES
+from selectconv.core.layer import DAMAGES
 from selectconv.lab.data.registry import dataset_info
 from selectconv.lab.train import config as config_module
 from selectconv.lab.train.config import (

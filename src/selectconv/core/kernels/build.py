@@ -22,6 +22,8 @@ from selectconv.files import cache_folder, replacing
 
 _COMPILERS = ("cc", "gcc", "clang")
 _TIMEOUT_S = 600  # a compiler that hangs; on a busy machine a second may take minutes
+# The functions of select.c, and how many pointers each takes.
+_FUNCTIONS = {"channel_moments": 4, "select_forward": 5, "select_backward": 9, "norm_backward": 7}
 # Each must be a set of instructions for which torch itself has kernels.
 _INSTRUCTIONS = {"AVX512": "-march=x86-64-v4", "AVX2": "-march=x86-64-v3"}
 
@@ -113,14 +115,6 @@ def _run(command: list[str]) -> None:
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    pointer = ctypes.c_void_p
-    for name, arguments in (
-        ("channel_moments", 4),
-        ("select_forward", 6),
-        ("select_backward", 10),
-        ("norm_backward", 7),
-    ):
-        function = getattr(library, name)
-        function.argtypes = [pointer] * arguments
-        function.restype = None if name == "norm_backward" else ctypes.c_int
+    for name, arguments in _FUNCTIONS.items():
+        getattr(library, name).argtypes = [ctypes.c_void_p] * arguments
     return library

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from selectconv.core.kernels.build import load_kernel
-from selectconv.core.kernels.double_backward import differentiable_grads
-from selectconv.core.kernels.switch import is_simple, is_watched
+from selectconv.core.kernels.kernel import Kernel, differentiable_grads
 from selectconv.core.shift import memory_format
 from selectconv.core.shift import reroute as define
 
@@ -20,49 +20,32 @@ _BAD_INDEX = 2  # of select.c
 
 
 class _Shape(ctypes.Structure):
+    """`Shape` of select.c: sizes, layout and the allocation."""
+
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("images", "channels", "height", "width", "slots")),
-        *((name, ctypes.c_int32) for name in ("channels_last", "axes", "relu", "threads")),
+        *((name, ctypes.c_int32) for name in ("channels_last", "axes", "threads")),
+        *((name, ctypes.c_void_p) for name in ("shifted", "index", "shift")),
     ]
 
 
-class _Allocation(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_void_p) for name in ("shifted", "index", "shift")]
-
-
-# Reading the allocation on the CPU costs nothing: closed slots can be left out.
-READS_ALLOCATION = True
-
-
 def can_run(x: Tensor) -> bool:
-    """Return whether the C kernel serves this input, here and now.
-
-    Only float32 with one or two dense spatial axes, and nothing that watches single operations.
-    """
+    """Return whether the C kernel serves an input: float32 with one or two dense spatial axes."""
     return (
         x.is_cpu
         and x.dtype == torch.float32
-        and type(x) in (Tensor, torch.nn.Parameter)
-        and not is_simple()
-        and not is_watched()
         and x.ndim in (3, 4)
-        and x.numel() > 0
         and x.is_contiguous(memory_format=memory_format(x))
         and load_kernel().library is not None
     )
 
 
 def find_obstacle(device: torch.device) -> str | None:
-    """Say in a few words why there is no C kernel for a device; None: there is one."""
+    """Say why the kernel cannot serve a device; "": it is meant for others; None: it serves it."""
     if device.type != "cpu":
-        return f"no kernel for {device.type}"
+        return ""
     built = load_kernel()
     return built.about if built.library is None else None
-
-
-def describe() -> str:
-    """Name the kernel: how it was built."""
-    return load_kernel().about
 
 
 # Of batch norm: mean, 1 / standard deviation, eps, whether they are the batch's own.
@@ -70,20 +53,12 @@ _Statistics = tuple[Tensor, Tensor, float, bool]
 
 
 def reroute(x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | None) -> Tensor:
-    """Compute `core.shift.reroute(x, index, shift, shifted)`.
-
-    The backward pass may write into the gradient of the output, so what reads the output must make
-    a gradient of its own, as convs and batch norms do.
-    """
-    return _run(x, None, None, *_shifts(shift, shifted), index, None)
+    """Compute `core.shift.reroute(x, index, shift, shifted)`."""
+    return _run(x, None, None, shift, shifted, index, None)
 
 
 def norm_relu_reroute(
-    x: Tensor,
-    norm: "torch.nn.modules.batchnorm._BatchNorm",
-    index: Tensor,
-    shift: Tensor | None,
-    shifted: Tensor | None,
+    norm: _BatchNorm, x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | None
 ) -> Tensor:
     """Compute `reroute(relu(norm(x)), ...)` in one pass over `x`; updates the norm's statistics."""
     if norm.training or norm.running_mean is None or norm.running_var is None:
@@ -92,22 +67,14 @@ def norm_relu_reroute(
     else:
         mean, var = norm.running_mean, norm.running_var
     statistics = (mean, torch.rsqrt(var + norm.eps), norm.eps, mean is not norm.running_mean)
-    return _run(x, norm.weight, norm.bias, *_shifts(shift, shifted), index, statistics)
+    return _run(x, norm.weight, norm.bias, shift, shifted, index, statistics)
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Compute mean and variance (not the unbiased one) of each channel of `x` (N, C, ...)."""
     mean, var = x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
-    shape = _Shape(*_sizes(x), 0, not x.is_contiguous(), x.ndim - 2, 0, torch.get_num_threads())
-    library = load_kernel().library
-    assert library is not None
-    _check(library.channel_moments(ctypes.byref(shape), *_pointers(x, mean, var)))
+    _call("channel_moments", _describe(x), x, mean, var)
     return mean, var
-
-
-def _shifts(shift: Tensor | None, shifted: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return both or neither."""
-    return (None, None) if shift is None or shifted is None else (shift, shifted)
 
 
 def _run(*inputs: Any) -> Tensor:
@@ -142,12 +109,8 @@ def _select(
     else:
         size = (x.shape[0], index.numel(), *x.shape[2:])
         out = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
-    shape, allocation = _describe(x, index, shift, shifted, scale is not None)
-    _check(
-        load_kernel().library.select_forward(  # type: ignore[union-attr]
-            ctypes.byref(shape), ctypes.byref(allocation), *_pointers(x, scale, offset, out)
-        )
-    )
+    shape = _describe(x, index, shift, shifted)
+    _call("select_forward", shape, x, scale, offset, out)
     return out, shift, shifted, index, scale, offset
 
 
@@ -181,21 +144,11 @@ class _Reroute(torch.autograd.Function):
             grads = differentiable_grads(out, inputs, ctx.needs_input_grad[:4], grad)
             return (*grads, None, None, None)
         grad = grad.contiguous(memory_format=memory_format(x))
-        # Every slot is there: what is not moved stays where it is.
-        is_whole = scale is None and index.numel() == x.shape[1]
-        grad_x = grad if is_whole else torch.empty_like(x)
+        grad_x = torch.empty_like(x)
         grad_shift = None if shift is None else torch.empty_like(shift)
         sums = None if scale is None else x.new_empty(x.shape[1], 2)
-        shape, allocation = _describe(x, index, shift, shifted, scale is not None)
-        library = load_kernel().library
-        assert library is not None
-        _check(
-            library.select_backward(
-                ctypes.byref(shape),
-                ctypes.byref(allocation),
-                *_pointers(x, scale, offset, mean, grad, grad_x, sums, grad_shift),
-            )
-        )
+        shape = _describe(x, index, shift, shifted)
+        _call("select_backward", shape, x, scale, offset, mean, grad, grad_x, sums, grad_shift)
         grad_weight = grad_bias = None
         if sums is not None:
             grad_bias, grad_weight = sums[:, 0], sums[:, 1] * inverse
@@ -203,9 +156,7 @@ class _Reroute(torch.autograd.Function):
             if ctx.is_batch:  # the batch's own statistics depend on x as well
                 count = x.numel() // x.shape[1]
                 lift, tilt = grad_bias / count, grad_weight * inverse / count
-            library.norm_backward(
-                ctypes.byref(shape), *_pointers(x, scale, mean, lift, tilt, grad_x)
-            )
+            _call("norm_backward", shape, x, scale, mean, lift, tilt, grad_x)
         return grad_x, grad_weight, grad_bias, grad_shift, None, None, None
 
 
@@ -232,9 +183,7 @@ def _definition(
 
 
 @torch.no_grad()
-def _update_running(
-    norm: "torch.nn.modules.batchnorm._BatchNorm", mean: Tensor, var: Tensor, count: int
-) -> None:
+def _update_running(norm: _BatchNorm, mean: Tensor, var: Tensor, count: int) -> None:
     if norm.running_mean is None or norm.running_var is None or not norm.track_running_stats:
         return
     assert norm.num_batches_tracked is not None
@@ -246,27 +195,35 @@ def _update_running(
 
 def _describe(
     x: Tensor,
-    index: Tensor,
-    shift: Tensor | None,
-    shifted: Tensor | None,
-    relu: bool,
-) -> tuple[_Shape, _Allocation]:
-    axes, threads = x.ndim - 2, torch.get_num_threads()
-    shape = _Shape(*_sizes(x), index.numel(), not x.is_contiguous(), axes, relu, threads)
-    return shape, _Allocation(*_pointers(shifted, index, shift))
-
-
-def _sizes(x: Tensor) -> tuple[int, int, int, int]:
+    index: Tensor | None = None,
+    shift: Tensor | None = None,
+    shifted: Tensor | None = None,
+) -> _Shape:
     images, channels, *height, width = x.shape
-    return images, channels, height[0] if height else 1, width
+    slots = 0 if index is None else index.numel()
+    sizes = (images, channels, height[0] if height else 1, width, slots)
+    flags = (not x.is_contiguous(), x.ndim - 2, torch.get_num_threads())
+    return _Shape(*sizes, *flags, *_pointers(shifted, index, shift))
+
+
+def _call(name: str, shape: _Shape, *tensors: Tensor | None) -> None:
+    failed = getattr(load_kernel().library, name)(ctypes.byref(shape), *_pointers(*tensors))
+    if failed == _BAD_INDEX:
+        raise IndexError("`index` names a channel that the input does not have.")
+    if failed:
+        raise MemoryError("the selective kernel could not get memory for its scratch space.")
 
 
 def _pointers(*tensors: Tensor | None) -> list[int | None]:
     return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
-def _check(failed: int) -> None:
-    if failed == _BAD_INDEX:
-        raise IndexError("`index` names a channel that the input does not have.")
-    if failed:
-        raise MemoryError("the selective kernel could not get memory for its scratch space.")
+KERNEL = Kernel(
+    can_run=can_run,
+    find_obstacle=find_obstacle,
+    describe=lambda: load_kernel().about,
+    reroute=reroute,
+    reads_allocation=True,  # which costs nothing on the CPU
+    norm_relu_reroute=norm_relu_reroute,
+    moments=moments,
+)

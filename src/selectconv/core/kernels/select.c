@@ -17,17 +17,15 @@ typedef struct {
     int is_shifted;
 } Slot;
 
+/* Sizes and layout of x, and the allocation of the open slots. `shift` is (slots, axes); NULL: nothing is
+ * shifted. */
 typedef struct {
     int64_t images, channels, height, width, slots;
-    int32_t channels_last, axes, relu, threads;
-} Shape;
-
-/* The allocation of the open slots; shift is (slots, axes), NULL: nothing is shifted. */
-typedef struct {
+    int32_t channels_last, axes, threads;
     const uint8_t *shifted;
     const int64_t *index;
     const float *shift;
-} Allocation;
+} Shape;
 
 static void split_offset(float b, int64_t size, int64_t *whole, float *fraction) {
     float bound = (float)(size + 1); /* from `size` on the frame is empty */
@@ -40,46 +38,45 @@ static void split_offset(float b, int64_t size, int64_t *whole, float *fraction)
 #define NO_MEMORY 1
 #define BAD_INDEX 2
 
-/* Returns the number of slots; -1: one reads a channel that does not exist. */
-static int64_t read_slots(const Shape *shape, const Allocation *at, Slot *slots) {
-    for (int64_t i = 0; i < shape->slots; i++) {
+/* Returns NULL, and why in `failed`, if there is no memory or a slot reads a channel that does not exist. */
+static Slot *read_slots(const Shape *shape, int *failed) {
+    Slot *slots = calloc(shape->slots + 1, sizeof *slots);
+    *failed = slots ? 0 : NO_MEMORY;
+    for (int64_t i = 0; i < shape->slots && !*failed; i++) {
         Slot *slot = &slots[i];
-        memset(slot, 0, sizeof *slot);
-        slot->channel = at->index[i];
-        if (slot->channel < 0 || slot->channel >= shape->channels) return -1;
-        slot->is_shifted = at->shift != NULL && at->shifted[i];
+        slot->channel = shape->index[i];
+        if (slot->channel < 0 || slot->channel >= shape->channels) *failed = BAD_INDEX;
+        slot->is_shifted = shape->shift != NULL && shape->shifted[i];
         if (slot->is_shifted) {
-            const float *b = at->shift + i * shape->axes;
+            const float *b = shape->shift + i * shape->axes;
             if (shape->axes == 2) split_offset(b[0], shape->height, &slot->down, &slot->far_down);
             split_offset(b[shape->axes - 1], shape->width, &slot->right, &slot->far_right);
         }
     }
-    return shape->slots;
+    if (!*failed) return slots;
+    free(slots);
+    return NULL;
 }
 
-static inline float activate(float x, float scale, float offset, int relu) {
+static inline float activate(float x, float scale, float offset) {
     float z = scale * x + offset;
-    return relu && z < 0 ? 0 : z; /* keeps NaN, as torch's ReLU does */
+    return z < 0 ? 0 : z; /* keeps NaN, as torch's ReLU does */
 }
 
 static void activate_plane(const float *restrict x, float *restrict y, int64_t size, float scale,
-                           float offset, int relu) {
-    if (relu)
-        for (int64_t i = 0; i < size; i++) y[i] = activate(x[i], scale, offset, 1);
-    else
-        for (int64_t i = 0; i < size; i++) y[i] = activate(x[i], scale, offset, 0);
+                           float offset) {
+    for (int64_t i = 0; i < size; i++) y[i] = activate(x[i], scale, offset);
 }
 
 /* out[y][x] = (1 - f) * v[x + right] + f * v[x + right + 1], where v is likewise made of two rows.
- * A pixel has `lanes` values, one for each image. `row` has width + 2 pixels, the first and the last zero. */
+ * `row` has width + 2 pixels, the first and the last zero. */
 static void shift_plane(const float *restrict in, float *restrict out, const Slot *slot, int64_t height,
-                        int64_t width, int64_t lanes, float *restrict row) {
+                        int64_t width, float *restrict row) {
     int64_t right = slot->right;
     int64_t from = right < -1 ? -1 - right : 0, to = right > 0 ? width - right : width;
     if (from > width) from = width;
     if (to < from) to = from;
-    from *= lanes, to *= lanes, width *= lanes;
-    float *values = row + lanes, *moved = values + right * lanes;
+    float *values = row + 1, *moved = values + right;
     float far_y = slot->far_down, near_y = 1 - far_y, far_x = slot->far_right, near_x = 1 - far_x;
     for (int64_t y = 0; y < height; y++, out += width) {
         int64_t near = y + slot->down, far = near + 1;
@@ -96,7 +93,7 @@ static void shift_plane(const float *restrict in, float *restrict out, const Slo
             continue;
         }
         for (int64_t x = 0; x < from; x++) out[x] = 0;
-        for (int64_t x = from; x < to; x++) out[x] = near_x * moved[x] + far_x * moved[x + lanes];
+        for (int64_t x = from; x < to; x++) out[x] = near_x * moved[x] + far_x * moved[x + 1];
         for (int64_t x = to; x < width; x++) out[x] = 0;
     }
 }
@@ -105,15 +102,14 @@ static void shift_plane(const float *restrict in, float *restrict out, const Slo
  * `scratch`: 3 * width + 2 pixels: a padded row of the gradient, zeros, and a row nobody reads. */
 static void shift_plane_backward(const float *restrict grad_out, const float *restrict in,
                                  float *restrict grad_in, const Slot *slot, int64_t height, int64_t width,
-                                 int64_t lanes, float *restrict scratch, double *grad_shift) {
+                                 float *restrict scratch, double *grad_shift) {
     int64_t right = slot->right;
     int64_t from = right > 0 ? right : 0, to = right < 0 ? width + right + 1 : width;
     if (from > width) from = width;
     if (to < from) to = from;
-    from *= lanes, to *= lanes, width *= lanes;
-    float *row = scratch + lanes, *zeros = row + width + lanes, *unread = zeros + width;
-    const float *moved = row - right * lanes;
-    memset(scratch, 0, (3 * width + 2 * lanes) * sizeof *scratch);
+    float *row = scratch + 1, *zeros = row + width + 1, *unread = zeros + width;
+    const float *moved = row - right;
+    memset(scratch, 0, (3 * width + 2) * sizeof *scratch);
     float far_y = slot->far_down, near_y = 1 - far_y, far_x = slot->far_right, near_x = 1 - far_x;
     double down_sum = 0, right_sum = 0;
     for (int64_t y = 0; y < height; y++, grad_out += width) {
@@ -128,7 +124,7 @@ static void shift_plane_backward(const float *restrict grad_out, const float *re
         float by_row = 0, by_column = 0;
 #pragma omp simd reduction(+ : by_row, by_column)
         for (int64_t x = from; x < to; x++) {
-            float g_near = moved[x], g_far = moved[x - lanes];
+            float g_near = moved[x], g_far = moved[x - 1];
             float g = near_x * g_near + far_x * g_far;
             by_row += g * (b[x] - a[x]);
             by_column += (near_y * a[x] + far_y * b[x]) * (g_far - g_near);
@@ -147,8 +143,8 @@ static void shift_plane_backward(const float *restrict grad_out, const float *re
 
 static int is_narrow(const Shape *shape) { return shape->width < NARROW && shape->height < 4 * NARROW; }
 
-/* Scratch space of the two functions below: planes with a margin on both sides. */
-static int64_t flat_scratch(const Shape *shape) {
+/* Scratch space of a shift: planes with a margin on both sides, or three rows. */
+static int64_t shift_scratch(const Shape *shape) {
     return 4 * (shape->height * shape->width + 2 * (shape->width + 2));
 }
 
@@ -234,6 +230,25 @@ static void shift_narrow_backward(const float *restrict grad_out, const float *r
     for (int64_t p = far.from; p < far.to; p++) grad_in[p + far.step] += far_y * grad[p];
     grad_shift[0] = down_sum;
     grad_shift[1] = right_sum;
+}
+
+/* One slot's plane. Behind a batch norm always row by row: recorded trainings stay the same to the bit. */
+static void shift_slot(const Shape *shape, int is_normed, const float *in, float *out, const Slot *slot,
+                       float *scratch) {
+    if (!is_normed && is_narrow(shape)) {
+        shift_narrow(in, out, slot, shape->height, shape->width, scratch);
+        return;
+    }
+    scratch[0] = scratch[shape->width + 1] = 0;
+    shift_plane(in, out, slot, shape->height, shape->width, scratch);
+}
+
+static void shift_slot_backward(const Shape *shape, int is_normed, const float *grad_out, const float *in,
+                                float *grad_in, const Slot *slot, float *scratch, double *grad_shift) {
+    if (!is_normed && is_narrow(shape))
+        shift_narrow_backward(grad_out, in, grad_in, slot, shape->height, shape->width, scratch, grad_shift);
+    else
+        shift_plane_backward(grad_out, in, grad_in, slot, shape->height, shape->width, scratch, grad_shift);
 }
 
 /* Chan's update: mean and sum of squared deviations of two sets from those of each. */
@@ -326,32 +341,27 @@ int channel_moments(const Shape *shape, const float *x, float *mean, float *var)
 }
 
 static void forward_planes(const Shape *shape, const float *x, const float *scale, const float *offset,
-                           const Slot *slots, int64_t open, float *y, int *failed) {
-    int64_t height = shape->height, width = shape->width, pixels = height * width;
-    int is_normed = scale != NULL;
+                           const Slot *slots, float *y, int *failed) {
+    int64_t pixels = shape->height * shape->width;
 #pragma omp parallel num_threads(shape->threads)
     {
-        float *plane = malloc((pixels + width + 2 + flat_scratch(shape)) * sizeof *plane);
+        float *plane = malloc((pixels + shift_scratch(shape)) * sizeof *plane);
         if (!plane) *failed = NO_MEMORY;
 #pragma omp for
-        for (int64_t i = 0; i < shape->images * open; i++) {
+        for (int64_t i = 0; i < shape->images * shape->slots; i++) {
             if (!plane) continue;
-            float *row = plane + pixels;
-            const Slot *slot = &slots[i % open];
+            const Slot *slot = &slots[i % shape->slots];
             int64_t c = slot->channel;
-            const float *in = x + (i / open * shape->channels + c) * pixels;
-            float *out = y + i * pixels;
-            if (!is_normed && !slot->is_shifted)
-                memcpy(out, in, pixels * sizeof *out);
-            else if (!slot->is_shifted)
-                activate_plane(in, out, pixels, scale[c], offset[c], shape->relu);
-            else if (!is_normed && is_narrow(shape))
-                shift_narrow(in, out, slot, height, width, plane);
-            else {
-                if (is_normed) activate_plane(in, plane, pixels, scale[c], offset[c], shape->relu);
-                row[0] = row[width + 1] = 0;
-                shift_plane(is_normed ? plane : in, out, slot, height, width, 1, row);
+            const float *in = x + (i / shape->slots * shape->channels + c) * pixels;
+            float *out = y + i * pixels, *active = slot->is_shifted ? plane : out;
+            if (scale) {
+                activate_plane(in, active, pixels, scale[c], offset[c]);
+                in = active;
             }
+            if (slot->is_shifted)
+                shift_slot(shape, scale != NULL, in, out, slot, plane + pixels);
+            else if (in != out)
+                memcpy(out, in, pixels * sizeof *out);
         }
         free(plane);
     }
@@ -370,7 +380,8 @@ typedef struct {
     int is_whole;                 /* y has a slot for every channel, most of which read their own */
 } Routes;
 
-static int plan_routes(Routes *routes, const Slot *slots, int64_t open, int64_t channels) {
+static int plan_routes(Routes *routes, const Shape *shape, const Slot *slots) {
+    int64_t open = shape->slots, channels = shape->channels;
     int32_t *space = malloc((5 * open + channels + 1) * sizeof *space);
     if (!space) return NO_MEMORY;
     memset(routes, 0, sizeof *routes);
@@ -401,24 +412,20 @@ static int plan_routes(Routes *routes, const Slot *slots, int64_t open, int64_t 
 }
 
 static void activate_row(const float *restrict x, float *restrict y, int64_t channels,
-                         const float *restrict scale, const float *restrict offset, int relu) {
-    if (relu)
-        for (int64_t c = 0; c < channels; c++) y[c] = activate(x[c], scale[c], offset[c], 1);
-    else
-        for (int64_t c = 0; c < channels; c++) y[c] = activate(x[c], scale[c], offset[c], 0);
+                         const float *restrict scale, const float *restrict offset) {
+    for (int64_t c = 0; c < channels; c++) y[c] = activate(x[c], scale[c], offset[c]);
 }
 
 /* Distinct sources of shifted slots as planes, a block of pixels at a time so that rows stay in cache. */
 static void gather_planes(const float *restrict x, int64_t channels, int64_t pixels, const float *scale,
-                          const float *offset, int relu, const Routes *routes, float *restrict out,
-                          int64_t step) {
+                          const float *offset, const Routes *routes, float *restrict out, int64_t step) {
     for (int64_t start = 0; start < pixels; start += 64) {
         int64_t stop = start + 64 < pixels ? start + 64 : pixels;
         for (int64_t k = 0; k < routes->planes; k++) {
             int64_t c = routes->channel_of[k];
             if (scale)
                 for (int64_t p = start; p < stop; p++)
-                    out[k * step + p] = activate(x[p * channels + c], scale[c], offset[c], relu);
+                    out[k * step + p] = activate(x[p * channels + c], scale[c], offset[c]);
             else
                 for (int64_t p = start; p < stop; p++) out[k * step + p] = x[p * channels + c];
         }
@@ -426,42 +433,35 @@ static void gather_planes(const float *restrict x, int64_t channels, int64_t pix
 }
 
 static void forward_last(const Shape *shape, const float *x, const float *scale, const float *offset,
-                         const Slot *slots, int64_t open, float *y, int *failed) {
-    int64_t channels = shape->channels, height = shape->height, width = shape->width;
-    int64_t pixels = height * width;
+                         const Slot *slots, float *y, int *failed) {
+    int64_t channels = shape->channels, open = shape->slots, pixels = shape->height * shape->width;
     int64_t step = pixels + PLANE_GAP;
     Routes routes;
-    if (plan_routes(&routes, slots, open, channels)) {
+    if (plan_routes(&routes, shape, slots)) {
         *failed = NO_MEMORY;
         return;
     }
 #pragma omp parallel num_threads(shape->threads)
     {
-        int64_t wanted = (routes.planes + routes.moved) * step + channels + width + 2 + flat_scratch(shape);
+        int64_t wanted = (routes.planes + routes.moved) * step + channels + shift_scratch(shape);
         float *sources = malloc(wanted * sizeof *sources);
         if (!sources) *failed = NO_MEMORY;
 #pragma omp for
         for (int64_t n = 0; n < shape->images; n++) {
             if (!sources) continue;
             float *shifted = sources + routes.planes * step;
-            float *activated = shifted + routes.moved * step, *row = activated + channels;
+            float *activated = shifted + routes.moved * step, *scratch = activated + channels;
             const float *in = x + n * pixels * channels;
-            gather_planes(in, channels, pixels, scale, offset, shape->relu, &routes, sources, step);
-            row[0] = row[width + 1] = 0;
-            for (int64_t m = 0; m < routes.moved; m++) {
-                const float *from = sources + routes.plane_of[m] * step;
-                const Slot *slot = &slots[routes.move_to[m]];
-                if (!scale && is_narrow(shape))
-                    shift_narrow(from, shifted + m * step, slot, height, width, row);
-                else
-                    shift_plane(from, shifted + m * step, slot, height, width, 1, row);
-            }
+            gather_planes(in, channels, pixels, scale, offset, &routes, sources, step);
+            for (int64_t m = 0; m < routes.moved; m++)
+                shift_slot(shape, scale != NULL, sources + routes.plane_of[m] * step, shifted + m * step,
+                           &slots[routes.move_to[m]], scratch);
             for (int64_t p = 0; p < pixels; p++) {
                 const float *from = in + p * channels;
                 float *to = y + (n * pixels + p) * open;
                 if (scale) {
                     float *active = routes.is_whole && routes.copies == 0 ? to : activated;
-                    activate_row(from, active, channels, scale, offset, shape->relu);
+                    activate_row(from, active, channels, scale, offset);
                     from = active;
                 }
                 if (routes.is_whole && from != to) memcpy(to, from, channels * sizeof *to);
@@ -476,226 +476,27 @@ static void forward_last(const Shape *shape, const float *x, const float *scale,
     free(routes.copy_to);
 }
 
-/* A whole layer, without batch norm: every slot is there, and most of them read their own channel. The rest,
- * the moved slots, are read and written one plane each. Small maps are taken eight images at a time: a plane has
- * eight values for each pixel then, since a small map alone would not fill a vector. */
-#define LANES 8
-#define SMALL 64 /* pixels */
-
-static int is_whole(const Shape *shape, const float *scale, int64_t open) {
-    return !scale && open == shape->channels;
-}
-
-static int64_t count_lanes(const Shape *shape) {
-    return shape->images > 1 && shape->height * shape->width <= SMALL ? LANES : 1;
-}
-
-typedef struct {
-    int64_t count, sources;
-    int32_t *slot, *source_of; /* moved slots: their place, and which of the distinct sources they read */
-    int32_t *channel_of;       /* distinct sources: channel of x */
-    int64_t lanes, step;       /* values of a pixel; from a plane to the next */
-    int in_place;              /* planes lie in x and y as they are needed */
-} Moves;
-
-static int plan_moves(Moves *moves, const Shape *shape, const Slot *slots) {
-    int64_t channels = shape->channels, lanes = count_lanes(shape);
-    int32_t *space = malloc(4 * channels * sizeof *space);
-    if (!space) return NO_MEMORY;
-    int64_t step = shape->height * shape->width * lanes + PLANE_GAP;
-    *moves = (Moves){0, 0, space, space + channels, space + 2 * channels, lanes, step,
-                     lanes == 1 && !shape->channels_last};
-    int32_t *number = space + 3 * channels;
-    for (int64_t c = 0; c < channels; c++) number[c] = -1;
-    for (int64_t s = 0; s < channels; s++) {
-        int64_t c = slots[s].channel;
-        if (!slots[s].is_shifted && c == s) continue;
-        if (number[c] < 0) {
-            moves->channel_of[moves->sources] = (int32_t)c;
-            number[c] = (int32_t)moves->sources++;
-        }
-        moves->slot[moves->count] = (int32_t)s;
-        moves->source_of[moves->count++] = number[c];
-    }
-    return 0;
-}
-
-/* For each value of these channels of `images` images, and its place in the planes. */
-#define WITH_LANES(lanes, ...)                                                                    \
-    if (shape->channels_last)                                                                     \
-        for (int64_t n = 0; n < images; n++)                                                      \
-            for (int64_t p = 0; p < pixels; p++)                                                  \
-                for (int64_t i = 0; i < count; i++) {                                             \
-                    float *value = x + (n * pixels + p) * shape->channels + channel[i];           \
-                    float *lane = planes + i * moves->step + p * (lanes) + n;                     \
-                    __VA_ARGS__;                                                                  \
-                }                                                                                 \
-    else                                                                                          \
-        for (int64_t i = 0; i < count; i++)                                                       \
-            for (int64_t n = 0; n < images; n++)                                                  \
-                for (int64_t p = 0; p < pixels; p++) {                                            \
-                    float *value = x + (n * shape->channels + channel[i]) * pixels + p;           \
-                    float *lane = planes + i * moves->step + p * (lanes) + n;                     \
-                    __VA_ARGS__;                                                                  \
-                }
-#define FOR_EACH_VALUE(...)                                                                       \
-    int64_t pixels = shape->height * shape->width;                                                \
-    if (moves->lanes == 1) {                                                                      \
-        WITH_LANES(1, __VA_ARGS__)                                                                \
-    } else {                                                                                      \
-        WITH_LANES(LANES, __VA_ARGS__)                                                            \
-    }
-
-/* Images that are missing from the last lanes have zeros. */
-static void clear_planes(const Moves *moves, int64_t images, int64_t count, float *planes) {
-    if (images < moves->lanes) memset(planes, 0, count * moves->step * sizeof *planes);
-}
-
-static void take_planes(const Shape *shape, const Moves *moves, float *restrict x, int64_t images,
-                        const int32_t *channel, int64_t count, float *restrict planes) {
-    clear_planes(moves, images, count, planes);
-    FOR_EACH_VALUE(*lane = *value)
-}
-
-/* Leaves zeros. */
-static void remove_planes(const Shape *shape, const Moves *moves, float *restrict x, int64_t images,
-                          const int32_t *channel, int64_t count, float *restrict planes) {
-    clear_planes(moves, images, count, planes);
-    FOR_EACH_VALUE(*lane = *value; *value = 0)
-}
-
-static void put_planes(const Shape *shape, const Moves *moves, float *restrict x, int64_t images,
-                       const int32_t *channel, int64_t count, float *restrict planes) {
-    FOR_EACH_VALUE(*value = *lane)
-}
-
-static void add_planes(const Shape *shape, const Moves *moves, float *restrict x, int64_t images,
-                       const int32_t *channel, int64_t count, float *restrict planes) {
-    FOR_EACH_VALUE(*value += *lane)
-}
-
-static void forward_whole(const Shape *shape, const float *x, const Slot *slots, float *y, int *failed) {
-    int64_t height = shape->height, width = shape->width, pixels = height * width;
-    int64_t image = shape->channels * pixels;
-    Moves moves;
-    if (plan_moves(&moves, shape, slots)) {
-        *failed = NO_MEMORY;
-        return;
-    }
-    int64_t lanes = moves.lanes, step = moves.step;
-    int64_t num_planes = moves.in_place ? 0 : moves.sources + moves.count;
-#pragma omp parallel num_threads(shape->threads)
-    {
-        int64_t wanted = num_planes * step + (width + 2) * lanes + flat_scratch(shape);
-        float *sources = malloc(wanted * sizeof *sources);
-        if (!sources) *failed = NO_MEMORY;
-#pragma omp for
-        for (int64_t n = 0; n < shape->images; n += lanes) {
-            if (!sources) continue;
-            int64_t images = n + lanes < shape->images ? lanes : shape->images - n;
-            float *made = sources + moves.sources * step, *row = sources + num_planes * step;
-            const float *in = x + n * image;
-            float *out = y + n * image;
-            memcpy(out, in, images * image * sizeof *out);
-            memset(row, 0, (width + 2) * lanes * sizeof *row);
-            if (!moves.in_place)
-                take_planes(shape, &moves, out, images, moves.channel_of, moves.sources, sources);
-            for (int64_t i = 0; i < moves.count; i++) {
-                const Slot *slot = &slots[moves.slot[i]];
-                const float *from =
-                    moves.in_place ? in + slot->channel * pixels : sources + moves.source_of[i] * step;
-                float *to = moves.in_place ? out + moves.slot[i] * pixels : made + i * step;
-                if (!slot->is_shifted)
-                    memcpy(to, from, pixels * lanes * sizeof *to);
-                else if (lanes == 1 && is_narrow(shape))
-                    shift_narrow(from, to, slot, height, width, row + width + 2);
-                else
-                    shift_plane(from, to, slot, height, width, lanes, row);
-            }
-            if (!moves.in_place) put_planes(shape, &moves, out, images, moves.slot, moves.count, made);
-        }
-        free(sources);
-    }
-    free(moves.slot);
-}
-
-/* `grad` is the gradient of y, and becomes that of x. `grad_shift`: (images / lanes, slots, 2). */
-static void backward_whole(const Shape *shape, const float *x, const Slot *slots, float *grad,
-                           double *grad_shift, int *failed) {
-    int64_t height = shape->height, width = shape->width, pixels = height * width;
-    int64_t image = shape->channels * pixels;
-    Moves moves;
-    if (plan_moves(&moves, shape, slots)) {
-        *failed = NO_MEMORY;
-        return;
-    }
-    int64_t lanes = moves.lanes, step = moves.step;
-    int64_t num_sources = moves.in_place ? 0 : moves.sources;
-#pragma omp parallel num_threads(shape->threads)
-    {
-        int64_t num_planes = 2 * num_sources + moves.count;
-        int64_t wanted = num_planes * step + (3 * width + 2) * lanes + flat_scratch(shape);
-        float *sources = malloc(wanted * sizeof *sources);
-        if (!sources) *failed = NO_MEMORY;
-#pragma omp for
-        for (int64_t n = 0; n < shape->images; n += lanes) {
-            if (!sources) continue;
-            int64_t images = n + lanes < shape->images ? lanes : shape->images - n;
-            float *grad_sources = sources + num_sources * step;
-            float *given = grad_sources + num_sources * step, *scratch = given + moves.count * step;
-            float *in = (float *)x + n * image, *out = grad + n * image;
-            take_planes(shape, &moves, in, images, moves.channel_of, num_sources, sources);
-            remove_planes(shape, &moves, out, images, moves.slot, moves.count, given);
-            memset(grad_sources, 0, num_sources * step * sizeof *grad_sources);
-            for (int64_t i = 0; i < moves.count; i++) {
-                const Slot *slot = &slots[moves.slot[i]];
-                int64_t at = moves.in_place ? slot->channel * pixels : moves.source_of[i] * step;
-                const float *from = given + i * step, *source = (moves.in_place ? in : sources) + at;
-                float *to = (moves.in_place ? out : grad_sources) + at;
-                double *sums = grad_shift + 2 * (n / lanes * shape->channels + moves.slot[i]);
-                if (!slot->is_shifted)
-                    for (int64_t p = 0; p < pixels * lanes; p++) to[p] += from[p];
-                else if (lanes == 1 && is_narrow(shape))
-                    shift_narrow_backward(from, source, to, slot, height, width, scratch, sums);
-                else
-                    shift_plane_backward(from, source, to, slot, height, width, lanes, scratch, sums);
-            }
-            add_planes(shape, &moves, out, images, moves.channel_of, num_sources, grad_sources);
-        }
-        free(sources);
-    }
-    free(moves.slot);
-}
-
-/* y (N, open, H, W) from x (N, C, H, W); scale and offset NULL: no batch norm and no ReLU. */
-int select_forward(const Shape *shape, const Allocation *at, const float *x, const float *scale,
-                   const float *offset, float *y) {
-    Slot *slots = malloc((shape->slots + 1) * sizeof *slots);
-    if (!slots) return NO_MEMORY;
-    int64_t open = read_slots(shape, at, slots);
-    int failed = 0;
-    if (open < 0)
-        failed = BAD_INDEX;
-    else if (is_whole(shape, scale, open))
-        forward_whole(shape, x, slots, y, &failed);
-    else if (open > 0 && shape->channels_last)
-        forward_last(shape, x, scale, offset, slots, open, y, &failed);
-    else if (open > 0)
-        forward_planes(shape, x, scale, offset, slots, open, y, &failed);
+/* y (N, slots, H, W) from x (N, C, H, W); scale and offset NULL: no batch norm and no ReLU. */
+int select_forward(const Shape *shape, const float *x, const float *scale, const float *offset, float *y) {
+    int failed;
+    Slot *slots = read_slots(shape, &failed);
+    if (slots && shape->channels_last)
+        forward_last(shape, x, scale, offset, slots, y, &failed);
+    else if (slots)
+        forward_planes(shape, x, scale, offset, slots, y, &failed);
     free(slots);
     return failed;
 }
 
 /* Through the ReLU, and the two sums that batch norm's backward needs; `grad` may be `out`. */
 static void mask_plane(const float *x, const float *grad, float *out, int64_t size, float scale,
-                       float offset, float mean, int relu, double *sums) {
-    float zero = relu ? 0 : -INFINITY;
+                       float offset, float mean, double *sums) {
     for (int64_t start = 0; start < size; start += 1024) {
         int64_t stop = start + 1024 < size ? start + 1024 : size;
         float plain = 0, centred = 0;
 #pragma omp simd reduction(+ : plain, centred)
         for (int64_t i = start; i < stop; i++) {
-            float g = scale * x[i] + offset <= zero ? 0 : grad[i];
+            float g = scale * x[i] + offset <= 0 ? 0 : grad[i];
             out[i] = g;
             plain += g;
             centred += g * (x[i] - mean);
@@ -706,12 +507,11 @@ static void mask_plane(const float *x, const float *grad, float *out, int64_t si
 }
 
 /* Gradients that all images share are summed image by image: `sums` is (N, C, 2), `grad_shift`
- * (N, open, 2); the caller adds them up in the order of the images. */
+ * (N, slots, 2); the caller adds them up in the order of the images. */
 static void backward_planes(const Shape *shape, const float *x, const float *scale, const float *offset,
-                            const float *mean, const Slot *slots, int64_t open, const float *grad_y,
+                            const float *mean, const Slot *slots, const float *grad_y,
                             float *grad_x, double *sums, double *grad_shift, int *failed) {
-    int64_t channels = shape->channels, height = shape->height, width = shape->width;
-    int64_t pixels = height * width;
+    int64_t channels = shape->channels, open = shape->slots, pixels = shape->height * shape->width;
     int64_t *first = calloc(channels + 1 + open, sizeof *first); /* readers of each channel */
     if (!first) {
         *failed = NO_MEMORY;
@@ -725,7 +525,7 @@ static void backward_planes(const Shape *shape, const float *x, const float *sca
     first[channels] = open;
 #pragma omp parallel num_threads(shape->threads)
     {
-        float *plane = malloc((pixels + 3 * width + 2 + flat_scratch(shape)) * sizeof *plane);
+        float *plane = malloc((pixels + shift_scratch(shape)) * sizeof *plane);
         if (!plane) *failed = NO_MEMORY;
 #pragma omp for
         for (int64_t i = 0; i < shape->images * channels; i++) {
@@ -747,20 +547,15 @@ static void backward_planes(const Shape *shape, const float *x, const float *sca
                         for (int64_t p = 0; p < pixels; p++) out[p] += from[p];
                         continue;
                     }
-                    if (!scale && is_narrow(shape)) {
-                        shift_narrow_backward(from, in, out, &slots[s], height, width, plane,
-                                              grad_shift + 2 * (n * open + s));
-                        continue;
-                    }
                     if (scale && !is_active)
-                        activate_plane(in, plane, pixels, scale[c], offset[c], shape->relu);
+                        activate_plane(in, plane, pixels, scale[c], offset[c]);
                     is_active = 1;
-                    shift_plane_backward(from, scale ? plane : in, out, &slots[s], height, width, 1,
-                                         plane + pixels, grad_shift + 2 * (n * open + s));
+                    shift_slot_backward(shape, scale != NULL, from, scale ? plane : in, out, &slots[s],
+                                        plane + pixels, grad_shift + 2 * (n * open + s));
                 }
             }
             if (scale)
-                mask_plane(in, grad, out, pixels, scale[c], offset[c], mean[c], shape->relu, sums + 2 * i);
+                mask_plane(in, grad, out, pixels, scale[c], offset[c], mean[c], sums + 2 * i);
             else if (grad != out)
                 memcpy(out, grad, pixels * sizeof *out);
         }
@@ -771,11 +566,10 @@ static void backward_planes(const Shape *shape, const float *x, const float *sca
 
 static void mask_row(const float *restrict x, float *restrict grad, int64_t channels,
                      const float *restrict scale, const float *restrict offset,
-                     const float *restrict mean, int relu, float *restrict plain,
+                     const float *restrict mean, float *restrict plain,
                      float *restrict centred) {
-    float zero = relu ? 0 : -INFINITY;
     for (int64_t c = 0; c < channels; c++) {
-        float g = scale[c] * x[c] + offset[c] <= zero ? 0 : grad[c];
+        float g = scale[c] * x[c] + offset[c] <= 0 ? 0 : grad[c];
         grad[c] = g;
         plain[c] += g;
         centred[c] += g * (x[c] - mean[c]);
@@ -783,20 +577,19 @@ static void mask_row(const float *restrict x, float *restrict grad, int64_t chan
 }
 
 static void backward_last(const Shape *shape, const float *x, const float *scale, const float *offset,
-                          const float *mean, const Slot *slots, int64_t open, const float *grad_y,
+                          const float *mean, const Slot *slots, const float *grad_y,
                           float *grad_x, double *sums, double *grad_shift, int *failed) {
-    int64_t channels = shape->channels, height = shape->height, width = shape->width;
-    int64_t pixels = height * width;
+    int64_t channels = shape->channels, open = shape->slots;
+    int64_t height = shape->height, width = shape->width, pixels = height * width;
     int64_t step = pixels + PLANE_GAP;
     Routes routes;
-    if (plan_routes(&routes, slots, open, channels)) {
+    if (plan_routes(&routes, shape, slots)) {
         *failed = NO_MEMORY;
         return;
     }
 #pragma omp parallel num_threads(shape->threads)
     {
-        int64_t wanted = (2 * routes.planes + routes.moved) * step + 2 * channels + 3 * width + 2 +
-                         flat_scratch(shape);
+        int64_t wanted = (2 * routes.planes + routes.moved) * step + 2 * channels + shift_scratch(shape);
         float *sources = malloc(wanted * sizeof *sources);
         if (!sources) *failed = NO_MEMORY;
 #pragma omp for
@@ -804,26 +597,20 @@ static void backward_last(const Shape *shape, const float *x, const float *scale
             if (!sources) continue;
             float *grad_sources = sources + routes.planes * step;
             float *grad_moved = grad_sources + routes.planes * step;
-            float *partial = grad_moved + routes.moved * step, *row = partial + 2 * channels;
+            float *partial = grad_moved + routes.moved * step, *scratch = partial + 2 * channels;
             const float *in = x + n * pixels * channels, *grad = grad_y + n * pixels * open;
             float *out = grad_x + n * pixels * channels;
             double *sums_n = sums + 2 * n * channels;
-            gather_planes(in, channels, pixels, scale, offset, shape->relu, &routes, sources, step);
+            gather_planes(in, channels, pixels, scale, offset, &routes, sources, step);
             memset(grad_sources, 0, routes.planes * step * sizeof *grad_sources);
             for (int64_t p = 0; p < pixels; p++)
                 for (int64_t m = 0; m < routes.moved; m++)
                     grad_moved[m * step + p] = grad[p * open + routes.move_to[m]];
             for (int64_t m = 0; m < routes.moved; m++) {
                 int64_t s = routes.move_to[m], k = routes.plane_of[m];
-                if (!scale && is_narrow(shape)) {
-                    shift_narrow_backward(grad_moved + m * step, sources + k * step,
-                                          grad_sources + k * step, &slots[s], height, width, row,
-                                          grad_shift + 2 * (n * open + s));
-                    continue;
-                }
-                shift_plane_backward(grad_moved + m * step, sources + k * step,
-                                     grad_sources + k * step, &slots[s], height, width, 1, row,
-                                     grad_shift + 2 * (n * open + s));
+                shift_slot_backward(shape, scale != NULL, grad_moved + m * step, sources + k * step,
+                                    grad_sources + k * step, &slots[s], scratch,
+                                    grad_shift + 2 * (n * open + s));
             }
             for (int64_t y = 0; y < height; y++) {
                 memset(partial, 0, 2 * channels * sizeof *partial);
@@ -845,7 +632,7 @@ static void backward_last(const Shape *shape, const float *x, const float *scale
                 /* In a loop of its own: a vector load right behind a store to a part of it stalls. */
                 for (int64_t p = y * width; scale && p < (y + 1) * width; p++)
                     mask_row(in + p * channels, out + p * channels, channels, scale, offset, mean,
-                             shape->relu, partial, partial + channels);
+                             partial, partial + channels);
                 for (int64_t c = 0; scale && c < channels; c++) {
                     sums_n[2 * c] += partial[c];
                     sums_n[2 * c + 1] += partial[channels + c];
@@ -861,47 +648,35 @@ static void backward_last(const Shape *shape, const float *x, const float *scale
  *   sums (C, 2): of the gradient behind the ReLU, alone and times (x - mean), over images and pixels;
  *   grad_shift (slots, axes): zero where no shift applies.
  * With batch norm, grad_x is that gradient, not yet passed through the norm: norm_backward does that. */
-int select_backward(const Shape *shape, const Allocation *at, const float *x, const float *scale,
-                    const float *offset, const float *mean, const float *grad_y, float *grad_x,
-                    float *sums, float *grad_shift) {
-    int64_t images = shape->images, channels = shape->channels;
-    Slot *slots = malloc((shape->slots + 1) * sizeof *slots);
-    if (!slots) return NO_MEMORY;
-    int64_t open = read_slots(shape, at, slots);
-    int failed = 0;
-    if (open < 0) {
-        free(slots);
-        return BAD_INDEX;
-    }
-    int64_t parts = is_whole(shape, scale, open) ? (images - 1) / count_lanes(shape) + 1 : images;
+int select_backward(const Shape *shape, const float *x, const float *scale, const float *offset,
+                    const float *mean, const float *grad_y, float *grad_x, float *sums, float *grad_shift) {
+    int64_t images = shape->images, channels = shape->channels, open = shape->slots;
+    int failed;
+    Slot *slots = read_slots(shape, &failed);
+    if (!slots) return failed;
     int64_t num_sums = scale ? 2 * images * channels : 0;
-    double *by_image = calloc(num_sums + 2 * parts * open + 1, sizeof *by_image);
+    double *by_image = calloc(num_sums + 2 * images * open + 1, sizeof *by_image);
     if (!by_image) {
         free(slots);
         return NO_MEMORY;
     }
     double *shift_by_image = by_image + num_sums;
-    if (is_whole(shape, scale, open)) {
-        if (grad_x != grad_y)
-            memcpy(grad_x, grad_y, images * channels * shape->height * shape->width * sizeof *grad_x);
-        backward_whole(shape, x, slots, grad_x, shift_by_image, &failed);
-    } else if (shape->channels_last)
-        backward_last(shape, x, scale, offset, mean, slots, open, grad_y, grad_x, by_image,
-                      shift_by_image, &failed);
+    if (shape->channels_last)
+        backward_last(shape, x, scale, offset, mean, slots, grad_y, grad_x, by_image, shift_by_image, &failed);
     else
-        backward_planes(shape, x, scale, offset, mean, slots, open, grad_y, grad_x, by_image,
-                        shift_by_image, &failed);
+        backward_planes(shape, x, scale, offset, mean, slots, grad_y, grad_x, by_image, shift_by_image,
+                        &failed);
     for (int64_t c = 0; scale && c < 2 * channels; c++) {
         double total = 0;
         for (int64_t n = 0; n < images; n++) total += by_image[2 * n * channels + c];
         sums[c] = (float)total;
     }
     if (grad_shift) {
-        memset(grad_shift, 0, shape->slots * shape->axes * sizeof *grad_shift);
+        memset(grad_shift, 0, open * shape->axes * sizeof *grad_shift);
         for (int64_t s = 0; s < open; s++) {
             if (!slots[s].is_shifted) continue;
             double total[2] = {0, 0};
-            for (int64_t n = 0; n < parts; n++) {
+            for (int64_t n = 0; n < images; n++) {
                 total[0] += shift_by_image[2 * (n * open + s)];
                 total[1] += shift_by_image[2 * (n * open + s) + 1];
             }
@@ -916,7 +691,7 @@ int select_backward(const Shape *shape, const Allocation *at, const float *x, co
 }
 
 /* grad_x[c] = scale[c] * (grad_x[c] - lift[c] - tilt[c] * (x[c] - mean[c])), in place. */
-void norm_backward(const Shape *shape, const float *x, const float *scale, const float *mean,
+int norm_backward(const Shape *shape, const float *x, const float *scale, const float *mean,
                    const float *lift, const float *tilt, float *grad_x) {
     int64_t channels = shape->channels, pixels = shape->height * shape->width;
     if (!shape->channels_last) {
@@ -937,4 +712,5 @@ void norm_backward(const Shape *shape, const float *x, const float *scale, const
                 out[c] = scale[c] * (out[c] - lift[c] - tilt[c] * (in[c] - mean[c]));
         }
     }
+    return 0;
 }

@@ -5,26 +5,25 @@ Triton is not a dependency: it comes with torch's CUDA builds, and is imported w
 """
 
 import functools
-import importlib.util
+import importlib
 import os
-import subprocess
 from types import SimpleNamespace
 from typing import Any, no_type_check
 
 import torch
 from torch import Tensor
 
-from selectconv.core.kernels.double_backward import differentiable_grads
-from selectconv.core.kernels.switch import is_simple, is_watched
+from selectconv.checks import warn
+from selectconv.core.kernels.kernel import Kernel, differentiable_grads
 from selectconv.core.shift import memory_format
 from selectconv.core.shift import reroute as define
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_OLDEST = (7, 0)  # compute capability: Triton compiles for no GPU before Volta
 _TILE = 1024  # elements that a program holds
 _CHANNELS = 32  # of them, in channels last: neighbours in memory
 _ELEMENTS_PER_WARP = 256
-_IS_INSTALLED = importlib.util.find_spec("triton") is not None
+# Triton's own switch: kernels then run in Python, on tensors of the CPU too. For tests.
+_IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # Triton and the functions that kernels call. Triton looks up the names in a kernel among the
 # module's globals, not in an enclosing function: `_kernels` sets them.
 tl: Any
@@ -37,58 +36,55 @@ shift_plane: Any
 store: Any
 
 
-# Reading the allocation would make the host wait for the GPU, layer by layer.
-READS_ALLOCATION = False
-
-
 def can_run(x: Tensor) -> bool:
-    """Return whether the Triton kernel serves this input, here and now.
-
-    Not float64, not three spatial axes, and nothing that watches single operations.
-    """
+    """Return whether the Triton kernel serves an input: not float64, not three spatial axes."""
     return (
-        (x.is_cuda or (_IS_INSTALLED and _is_interpreted()))
-        and type(x) in (Tensor, torch.nn.Parameter)
-        and not is_simple()
-        and not is_watched()
+        (x.is_cuda or _IS_INTERPRETED)
         and x.dtype in _DTYPES
         and x.ndim in (3, 4)
-        and x.numel() > 0
         and find_obstacle(x.device) is None
     )
 
 
-def find_obstacle(device: torch.device) -> str | None:
-    """Say in a few words why there is no Triton kernel for a device; None: there is one."""
-    return _find_obstacle(device, _is_interpreted())
-
-
-def _is_interpreted() -> bool:
-    """Triton's own switch: kernels then run in Python, on tensors of the CPU too. For tests."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
 @functools.cache
-def _find_obstacle(device: torch.device, is_interpreted: bool) -> str | None:
-    if device.type != "cuda" and not (is_interpreted and device.type == "cpu"):
-        return f"no kernel for {device.type}"
+def find_obstacle(device: torch.device) -> str | None:
+    """Say why the kernel cannot serve a device; "": it is meant for others; None: it serves it.
+
+    At the first question the kernel is compared with the definition, on a small input.
+    """
+    if device.type != "cuda" and not (_IS_INTERPRETED and device.type == "cpu"):
+        return ""
     try:
-        driver = importlib.import_module("triton").runtime.driver
-        if is_interpreted:
-            return None
-        driver.active.get_current_target()
+        importlib.import_module("triton")
     except ImportError:
         return "triton is not installed"
-    except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # such as: no C compiler
-        return f"triton cannot be used: {(str(error) or repr(error)).splitlines()[0]}"
-    if torch.version.hip is None and torch.cuda.get_device_capability(device) < _OLDEST:
-        return "the GPU is too old for triton"
-    return None
+    try:
+        is_right = _equals_definition(device)
+        obstacle = None if is_right else "the Triton kernel differs from the definition"
+    except Exception as error:  # a compiler, a driver or a launch can fail in any way
+        obstacle = f"triton cannot be used: {(str(error) or repr(error)).splitlines()[0]}"
+    if obstacle is not None:
+        warn(f"{obstacle}. On {device}, selective layers run on torch's operations instead.")
+    return obstacle
 
 
-def describe() -> str:
-    """Name the kernel."""
-    return "Triton kernel"
+@torch.inference_mode(False)
+@torch.enable_grad()
+def _equals_definition(device: torch.device) -> bool:
+    x = torch.linspace(-1, 1, 40, device=device).view(1, 2, 4, 5)
+    index = torch.tensor([0, 1, 1], device=device)
+    shift = torch.tensor([[0.0, 0.0], [0.5, -1.25], [-2.0, 0.75]], device=device)
+    shifted = torch.tensor([False, True, True], device=device)
+    results = []
+    for run in (reroute, define):
+        leaves = [tensor.clone().requires_grad_() for tensor in (x, shift)]
+        out = run(leaves[0], index, leaves[1], shifted)
+        results.append([out, *torch.autograd.grad((out * out).sum(), leaves)])
+    ours, theirs = results
+    return all(
+        torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+        for one, other in zip(ours, theirs, strict=True)
+    )
 
 
 def reroute(x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | None) -> Tensor:
@@ -325,3 +321,13 @@ def _kernels() -> SimpleNamespace:
         tl.store(at + (AXES - 1), tl.sum(by_column, axis=0)[None, :], mask=slot < slots)
 
     return SimpleNamespace(forward=forward, backward_x=backward_x, backward_shift=backward_shift)
+
+
+KERNEL = Kernel(
+    can_run=can_run,
+    find_obstacle=find_obstacle,
+    describe=lambda: "Triton kernel",
+    reroute=reroute,
+    # Reading the allocation would make the host wait for the GPU, layer by layer.
+    reads_allocation=False,
+)

@@ -30,7 +30,7 @@ from selectconv.lab.train.methods import METHODS, MethodInfo
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
-DAMAGES = ("auto", "mean", "rms")  # `core.damage` has them, too, and imports torch
+DAMAGES = ("auto", "mean", "rms")  # `core.layer` has them, too, and imports torch
 
 # What a setting belongs to: the network and the data; the training; what each row of a comparison
 # may have its own best value of; how channels are selected, likewise; nothing that a result depends

@@ -12,10 +12,10 @@ from rich.table import Column, Table
 from torch import nn
 
 from selectconv.allocate.allocator import ChannelAllocator
+from selectconv.core.allocation import draw_shift
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers
 from selectconv.core.plan import LayerPlan
-from selectconv.core.slots import draw_shift
 from selectconv.core.threads import using
 from selectconv.deploy.cost import count_macs, count_params
 from selectconv.lab.data.image_set import DatasetInfo

@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from selectconv.core.fused import convolve_norm_relu, has_hooks
 from selectconv.core.layer import SelectConv2d
 from selectconv.core.mean_source import BatchNormMean
+from selectconv.core.paths import has_hooks
 
 
 class NormReluConv(nn.Sequential):
@@ -30,7 +30,7 @@ class NormReluConv(nn.Sequential):
             and not has_hooks(self.relu)
             and not self._drops()
         ):
-            out = convolve_norm_relu(conv, input, self.norm)
+            out = conv.convolve_norm_relu(input, self.norm)
             if out is not None:
                 return out
         for module in self:

@@ -1,0 +1,224 @@
+"""How forward passes compute: a summary of the allocation, and which path is the cheapest.
+
+path        when                                                    convolves
+every slot  the allocation's values cannot be read, or a GPU would  all slots, weights of
+            wait for it: compiled models, torch.func, Triton        closed ones zero
+open        a kernel runs and slots are rerouted or many closed,    the open slots alone
+            unless copying weights costs more
+whole       otherwise                                               all slots, zeros for closed
+                                                                    ones in weight or input
+
+The result is the same.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from selectconv.core.kernels import Kernel, Reroute, is_watched
+from selectconv.core.shift import can_read, reroute
+from selectconv.core.slots import SlottedConv, open_weight
+
+# Multiplies of a conv, forward and backward, in the time that copying one of its inputs takes.
+_COPY_COST = 100
+# A tensor, the address of its memory, and an array of the same memory, which keeps it in place.
+_View = tuple[Tensor, int, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSummary:
+    """What forward passes need to know of gate, index and shifted, computed when these change.
+
+    Attributes:
+        views: of each buffer on the CPU, the tensor, where its memory is, and that memory.
+        content: the buffers' bytes.
+        closed: how many slots are closed.
+        rerouted: how many read anything but their own channel as it is.
+        num_shifted: how many read with a shift.
+        kept: the slots to compute: the open ones; None: all of them, since none is closed or since
+            the conv has groups.
+        index, shifted: what these slots read, on the CPU, for its kernel.
+    """
+
+    views: tuple[_View, ...]
+    content: tuple[bytes, ...]
+    closed: int
+    rerouted: int
+    num_shifted: int
+    kept: Tensor | None
+    index: Tensor
+    shifted: Tensor
+
+
+def read_summary(
+    buffers: Mapping[str, Tensor | None], groups: int, last: SlotSummary | None
+) -> SlotSummary:
+    """Summarize a layer's allocation; return `last` itself where the buffers hold its bytes.
+
+    It is called in every forward, so it works with numpy, not torch.
+    """
+    tensors = [cast(Tensor, buffers[name]) for name in ("gate", "shifted", "index")]
+    if last is not None and _are_same(tensors, last.views):
+        views = last.views
+    else:
+        if not tensors[0].is_cpu:
+            tensors = list(torch.stack([tensor.long() for tensor in tensors]).cpu())  # one transfer
+        views = tuple([(tensor, tensor.data_ptr(), tensor.numpy()) for tensor in tensors])
+    # Whoever wrote into the buffers, the same bytes say the same.
+    content = tuple([array.tobytes() for _, _, array in views])
+    if last is not None and last.content == content:
+        return last if last.views is views else replace(last, views=views)
+    return _summarize(views, content, groups)
+
+
+def _are_same(tensors: list[Tensor], views: tuple[_View, ...]) -> bool:
+    """Return whether arrays show the memory of these tensors: making them anew takes longer."""
+    for tensor, (seen, address, _) in zip(tensors, views, strict=True):
+        if tensor is not seen or tensor.data_ptr() != address:
+            return False
+    return True
+
+
+def _summarize(views: tuple[_View, ...], content: tuple[bytes, ...], groups: int) -> SlotSummary:
+    gate, shifted, index = (array for _, _, array in views)
+    gate, shifted = gate.astype(bool), (shifted & gate).astype(bool)
+    rerouted = shifted | (gate & (index != np.arange(len(index))))
+    kept = np.flatnonzero(gate) if groups == 1 else np.arange(len(index))
+    with torch.inference_mode(False):  # or no training step could use them later
+        return SlotSummary(
+            views=views,
+            content=content,
+            closed=int(np.count_nonzero(~gate)),
+            rerouted=int(np.count_nonzero(rerouted)),
+            num_shifted=int(np.count_nonzero(shifted)),
+            kept=None if len(kept) == len(index) else torch.from_numpy(kept),
+            index=torch.from_numpy(index[kept].astype(np.int64)),
+            shifted=torch.from_numpy(shifted[kept]),
+        )
+
+
+def rebuild(
+    layer: SlottedConv, x: Tensor, kernel: Kernel | None, summary: Callable[[], SlotSummary]
+) -> tuple[Tensor, Tensor]:
+    """Rebuild an input (N, I, ...), and the weight to convolve it with, on one of the paths.
+
+    Args:
+        layer: the layer.
+        x: its input.
+        kernel: the one that serves the input. None: compute the definition.
+        summary: reads the allocation.
+    """
+    # A kernel serves only what can be read.
+    if not (can_read(layer.gate) if kernel is None else kernel.reads_allocation):
+        return reroute_slots(layer, x, kernel), open_weight(layer)
+    slots = summary()
+    if kernel is not None and _leaves_out_closed(layer, x, slots):
+        return open_slots(layer, x, slots, kernel.reroute)
+    weight, is_small = layer.weight, x.numel() < layer.weight.numel()
+    if slots.rerouted:
+        x = reroute_slots(layer, x, kernel)
+    if slots.closed and is_small:
+        x = close_input(x, layer.gate)
+    elif slots.closed:
+        weight = open_weight(layer)
+    return x, weight if slots.num_shifted else _tie_shift(weight, layer.shift)
+
+
+def close_input(x: Tensor, gate: Tensor) -> Tensor:
+    """Close the closed slots of `x` (N, I, ...)."""
+    # torch.where keeps the memory format; masked_fill makes its copy contiguous.
+    return torch.where(gate.view(1, -1, *[1] * (x.ndim - 2)), x, 0.0)
+
+
+def reroute_slots(layer: SlottedConv, x: Tensor, kernel: Kernel | None) -> Tensor:
+    """SelectChannel without the gate: `x` (N, I, ...) as every slot reads it."""
+    run = reroute if kernel is None else kernel.reroute
+    shifted = None if layer.shift is None else layer.shifted & layer.gate
+    return run(x, layer.index, layer.shift, shifted)
+
+
+def open_slots(
+    layer: SlottedConv, x: Tensor, slots: SlotSummary, run: Reroute
+) -> tuple[Tensor, Tensor]:
+    """Leave closed slots out of input and weight."""
+    weight: Tensor = layer.weight
+    shift: Tensor | None = layer.shift
+    if slots.kept is not None:
+        weight = weight.index_select(1, slots.kept)
+        shift = None if shift is None else shift.index_select(0, slots.kept)
+    elif slots.closed:  # a conv cannot have groups of different sizes
+        weight = open_weight(layer)
+    return run(x, slots.index, shift, None if shift is None else slots.shifted), weight
+
+
+def _leaves_out_closed(layer: SlottedConv, x: Tensor, slots: SlotSummary) -> bool:
+    """Return whether a kernel should rebuild the open slots alone."""
+    weight = layer.weight
+    # Copying the open channels must cost less than convolving the closed ones.
+    num_open = layer.in_channels - slots.closed
+    multiplies = weight.numel() // layer.in_channels * slots.closed
+    gathers = layer.groups == 1 and num_open > 0 and multiplies > _COPY_COST * num_open
+    # Copying columns of a channels-last weight takes longer than convolving a few pixels.
+    if x.numel() < weight.numel() and not (gathers and weight.is_contiguous()):
+        return False
+    return gathers or slots.rerouted > 0
+
+
+def _tie_shift(weight: Tensor, shift: Tensor | None) -> Tensor:
+    """Tie the shift to the output where nothing is shifted; the weight's values stay.
+
+    In training every parameter gets a gradient (here: zeros), or DDP would wait for it.
+    """
+    if not torch.is_grad_enabled() or shift is None:
+        return weight
+    if not is_watched():
+        return _Tied.apply(weight, shift)  # type: ignore[no-any-return, no-untyped-call]
+    never = torch.zeros((), dtype=torch.bool, device=weight.device)
+    return torch.where(never, shift.sum(), weight)
+
+
+class _Tied(torch.autograd.Function):
+    """Returns a weight as it is, without a copy; in the backward pass the shift gets zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, shift: Tensor) -> Tensor:
+        ctx.save_for_backward(shift)
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        (shift,) = ctx.saved_tensors
+        return grad, torch.zeros_like(shift)
+
+
+def can_fuse(layer: SlottedConv, x: Tensor, norm: nn.Module) -> bool:
+    """Return whether a kernel may compute `relu(norm(x))` along with SelectChannel."""
+    return (
+        type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d)  # a subclass may compute otherwise
+        and isinstance(norm.weight, Tensor)
+        and norm.weight.dtype == torch.float32
+        and x.ndim == layer.weight.ndim
+        and x.numel() > x.shape[1]  # with one value per channel torch's batch norm refuses
+        and not has_hooks(norm)
+        and not has_hooks(layer)
+    )
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether someone watches or changes what goes in or out of a module."""
+    every = nn.modules.module
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or every._global_forward_hooks
+        or every._global_forward_pre_hooks
+        or every._global_backward_hooks
+        or every._global_backward_pre_hooks
+    )

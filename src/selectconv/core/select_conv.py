@@ -1,0 +1,447 @@
+"""Section 2.2: the selective convolutional layer, in one, two and three dimensions.
+
+`SelectConv(X; W) = Conv(SelectChannel(X); W)`. The allocation lives in four buffers and the `shift`
+parameter, and nowhere else, so loading, moving, copying or broadcasting them is all it takes to
+move an allocation. (Forward passes keep a summary of them, `paths.SlotSummary`.)
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from selectconv.checks import check_choice, check_flag, check_fraction
+from selectconv.core import kernels, paths
+from selectconv.core.allocation import ReallocRule, choose_closed, smallest_gamma
+from selectconv.core.ecdm import ecdm, normalize_ecdm, rms_damage
+from selectconv.core.mean_source import (
+    OBSERVED,
+    MeanSource,
+    ObservedMean,
+    check_mean_source,
+)
+from selectconv.core.plan import LayerPlan, as_slots
+from selectconv.core.planning import carry_out, plan_layer, zero_slots
+from selectconv.core.slots import (
+    SlottedConv,
+    complete_state,
+    fresh_slots,
+    living_layers,
+    new_family,
+)
+from selectconv.core.tensors import check_tensor
+from selectconv.errors import AllocationError, MeanSourceError
+
+DAMAGES = ("auto", "mean", "rms")
+
+
+class SelectConvNd(SlottedConv):
+    """What the three selective convolutions share; use `SelectConv1d`, `-2d` or `-3d`.
+
+    The arguments are those of torch's convs, plus `reallocate`. With `reallocate=False` the layer
+    has no `shift`: it can close slots, but not re-open them. With `groups`, a slot may read a
+    channel of any group.
+
+    Its buffers and parameters are those of `SlottedConv`.
+    """
+
+    _plain_type: type[nn.modules.conv._ConvNd]
+    _last_summary: paths.SlotSummary | None = None
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Any,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        reallocate: bool = True,
+    ) -> None:
+        # The next __init__ is that of nn.Conv1d, nn.Conv2d or nn.Conv3d, which all take the same.
+        plain_init = cast(Any, super().__init__)
+        plain_init(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
+            padding_mode, device, dtype,
+        )  # fmt: skip
+        self._start_allocation(reallocate)
+
+    @classmethod
+    def from_conv(
+        cls, conv: nn.Module, *, reallocate: bool = True, mean: MeanSource | None = None
+    ) -> Self:
+        """Make a selective layer that shares the weight and the bias of a plain conv.
+
+        Hooks, training flag and all other attributes of `conv` are kept.
+
+        Args:
+            conv: a plain torch conv of this layer's dimension.
+            reallocate: as for the layer.
+            mean: the layer's `mean_source`.
+
+        Raises:
+            TypeError: `conv` has another type. Subclasses are refused, too: they may compute
+                something else.
+            TypeError, ValueError: `mean` is not a mean source that fits the layer.
+        """
+        wanted = f"torch.nn.{cls._plain_type.__name__}"
+        if type(conv) is not cls._plain_type:
+            raise TypeError(f"`conv` must be exactly a {wanted}, got {type(conv).__name__}.")
+        if "weight" not in conv._parameters or "forward" in vars(conv):
+            raise TypeError(f"`conv` must be a {wanted} with a weight and a forward of its own.")
+        layer = cls.__new__(cls)
+        # The dicts of hooks are shared, so that the handles that users hold still remove them.
+        layer.__dict__.update(conv.__dict__)
+        layer.__dict__.pop("_compiled_call_impl", None)  # conv.compile(): it would run the conv
+        for own in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            layer.__dict__[own] = conv.__dict__[own].copy()
+        layer._start_allocation(reallocate)
+        layer.mean_source = mean
+        return layer
+
+    def _start_allocation(self, reallocate: bool) -> None:
+        check_flag("reallocate", reallocate)
+        for name, value in fresh_slots(self.in_channels, self.weight.device).items():
+            self.register_buffer(name, value)
+        shift = None
+        if reallocate:  # frozen if the weight is
+            offsets = self.weight.new_zeros(self.in_channels, len(self.kernel_size))
+            shift = nn.Parameter(offsets, requires_grad=self.weight.requires_grad)
+        self.register_parameter("shift", shift)
+        self.weight_std = None
+        self._mean_source = None
+        self.family = new_family()
+        self.num_loads = 0
+        living_layers.add(self)
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
+        """Load the layer; the state of a plain conv means a fresh allocation."""
+        complete_state(self, state, prefix)
+        cast(Any, super())._load_from_state_dict(state, prefix, *args)
+        self.num_loads += 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = cast(Any, super()).__getstate__()
+        return {name: value for name, value in state.items() if name != "_last_summary"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        cast(Any, super()).__setstate__(state)
+        living_layers.add(self)
+
+    def extra_repr(self) -> str:
+        """Add the allocation to what a plain conv shows."""
+        plain = str(cast(Any, super()).extra_repr())
+        if self.gate.is_meta:
+            return plain
+        moved = int((self.moved & self.gate).sum())
+        return f"{plain}, open={int(self.gate.sum())}, moved={moved}"
+
+    # What the layer computes.
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Convolve the selected input; `input` itself is never written into."""
+        if not self._is_input(input):
+            return self._convolve(input, self.weight)  # refuses it, in torch's words
+        x = input if input.ndim == self.weight.ndim else input[None]  # convs take unbatched inputs
+        if self.training and isinstance(self._mean_source, ObservedMean):
+            buffers = (self.observed_mean, self.observed_var, self.observed_batches)
+            self._mean_source.observe(x, *buffers)
+        out = self._convolve(*paths.rebuild(self, x, self._find_kernel(x), self._summary))
+        return out if x is input else out[0]
+
+    def convolve_norm_relu(self, x: Tensor, norm: nn.Module) -> Tensor | None:
+        """Compute `self(relu(norm(x)))` with norm, ReLU and SelectChannel in one kernel.
+
+        Closed slots are skipped. Returns None, and changes nothing, where that kernel cannot run;
+        and for a fresh layer, which must match plain modules to the last bit.
+        """
+        observes = self.training and isinstance(self._mean_source, ObservedMean)
+        if observes or not self._is_input(x) or not paths.can_fuse(self, x, norm):
+            return None
+        kernel = self._find_kernel(x)
+        if kernel is None or kernel.norm_relu_reroute is None:
+            return None
+        slots = self._summary()
+        if not (slots.closed or slots.rerouted) or slots.closed == self.in_channels:
+            return None  # fresh, or without any input
+        run = partial(kernel.norm_relu_reroute, cast(_BatchNorm, norm))
+        return self._convolve(*paths.open_slots(self, x, slots, run))
+
+    def select(self, x: Tensor) -> Tensor:
+        """Select from an input (N, I, ...) what the conv reads: SelectChannel of Section 2.2."""
+        check_tensor("x", x, (None, self.in_channels, *[None] * len(self.kernel_size)))
+        return paths.close_input(paths.reroute_slots(self, x, None), self.gate)
+
+    def _is_input(self, x: Tensor) -> bool:
+        """Return whether `x` is (N, I, ...) or unbatched (I, ...)."""
+        axes = len(self.kernel_size)
+        return x.ndim in (axes + 1, axes + 2) and x.shape[-axes - 1] == self.in_channels
+
+    def _find_kernel(self, x: Tensor) -> kernels.Kernel | None:
+        """Return the kernel that serves an input, or None, also if the layer is on another device.
+
+        Without a kernel torch says what is wrong with the devices; a kernel would read anything.
+        """
+        gate, here = cast(Tensor, self._buffers["gate"]), x.device  # self.gate takes long to find
+        is_here = self.weight.device == here and gate.device == here
+        return kernels.find_kernel(x) if is_here else None
+
+    def _summary(self) -> paths.SlotSummary:
+        """Read the allocation, and remember what it says."""
+        summary = paths.read_summary(self._buffers, self.groups, self._last_summary)
+        if summary is not self._last_summary:  # setting an attribute of a module takes long
+            self._last_summary = summary
+        return summary
+
+    def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
+        return cast(Tensor, cast(Any, self)._conv_forward(x, weight, self.bias))
+
+    # What closing a slot would do (Section 2.1).
+
+    @property
+    def mean_source(self) -> MeanSource | None:
+        """Where E[X] comes from: a `BatchNormMean`, an `ObservedMean`, or None."""
+        return self._mean_source
+
+    @mean_source.setter
+    def mean_source(self, source: MeanSource | None) -> None:
+        check_mean_source(source, self.in_channels)
+        for name in OBSERVED:
+            self._buffers.pop(name, None)
+        if isinstance(source, ObservedMean):
+            for name, value in source.start(self.weight, self.in_channels).items():
+                self.register_buffer(name, value)
+        self._mean_source = source
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "mean_source":  # nn.Module would take in a module, past the property's checks
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def knows_mean(self) -> bool:
+        """Return whether `input_mean` has an answer yet."""
+        if isinstance(self._mean_source, ObservedMean):
+            return int(self.observed_batches) > 0
+        return self._mean_source is not None
+
+    def input_mean(self) -> Tensor:
+        """Compute E[X] of each selected input channel, (I,); 0 for closed slots.
+
+        Raises:
+            MeanSourceError: there is no `mean_source`, or it has not seen any input yet.
+        """
+        return self._input_moments(variance=False)[0]
+
+    def _input_moments(self, variance: bool) -> list[Tensor]:
+        """Compute E[X] and, if it is wanted, Var[X], (I,) each; 0 for closed slots."""
+        if self._mean_source is None:
+            raise MeanSourceError(
+                "the layer does not know its input's mean: set `mean_source` to a BatchNormMean or "
+                "an ObservedMean, or let sc.convert do so."
+            )
+        moments = self._mean_source.moments(self._buffers, variance)
+        exact = torch.promote_types(self.weight.dtype, torch.float32)
+        moments = [moment.to(self.weight.device, exact)[self.index] for moment in moments]
+        return [moment.masked_fill(~self.gate, 0.0) for moment in moments]
+
+    @torch.no_grad()
+    def ecdm(self, normalized: bool = False, damage: str = "mean") -> Tensor:
+        """Compute the damage of closing each slot, (I, O): Eq. (2) for "mean".
+
+        Args:
+            normalized: True returns nECDM, whose columns sum to 1.
+            damage: "mean" (the paper), "rms", or "auto": mean if the input is known never to be
+                negative, otherwise rms.
+
+        Returns:
+            The matrix. Rows of closed slots are zero.
+
+        Raises:
+            MeanSourceError: there is no `mean_source`, or it has not seen any input yet.
+            ValueError: `damage` is unknown.
+        """
+        check_flag("normalized", normalized)
+        check_choice("damage", damage, DAMAGES)
+        source, weight = self._mean_source, self.weight.detach()
+        is_signed = damage == "auto" and source is not None and not source.is_nonnegative
+        mean, *var = self._input_moments(variance=is_signed or damage == "rms")
+        if var:
+            matrix = rms_damage(weight, mean, var[0], self.groups)
+        else:
+            matrix = ecdm(weight, mean, self.groups)
+        return normalize_ecdm(matrix) if normalized else matrix
+
+    def smallest_gamma(self, damage: str = "auto", protected: Tensor | None = None) -> float | None:
+        """Return the smallest gamma at which `dealloc` would close a contributing slot, or None.
+
+        Args:
+            damage: as for `ecdm`.
+            protected: (I,) bool, slots that must stay open.
+        """
+        necdm = self.ecdm(normalized=True, damage=damage)
+        return smallest_gamma(necdm, self.gate, self.groups, protected)
+
+    # Section 2.3: closing and re-opening slots.
+
+    def dealloc(self, gamma: float = 1e-3, damage: str = "auto") -> Tensor:
+        """Close the slots that Algorithm 1 chooses; a group's last open slot stays open.
+
+        Args:
+            gamma: the largest share of any output that may be removed, in [0, 1].
+            damage: as for `ecdm`.
+
+        Returns:
+            The slots that were closed, int64.
+
+        Raises:
+            AllocationError: weights or statistics are NaN or infinite. Nothing was changed.
+            MeanSourceError: there is no `mean_source`, or it has not seen any input yet.
+            TypeError, ValueError: an argument is not accepted.
+        """
+        plan = self.plan(gamma=check_fraction("gamma", gamma), damage=damage)
+        self.apply_plan(plan)
+        return plan.closed
+
+    def realloc(
+        self,
+        top_k: int = 3,
+        max_copies: int | None = 32,
+        init: str = "zero",
+        use_shift: bool = True,
+        max_shift: float = 1.5,
+        norm: str = "l2",
+        generator: torch.Generator | None = None,
+        *,
+        damage: str = "auto",
+    ) -> Tensor:
+        """Re-open the closed slots on the most important channels (Algorithm 2).
+
+        It does not touch the optimizer. If momentum must be cleared, use `ChannelAllocator`.
+
+        Args:
+            top_k: K: a re-opened slot reads what one of the K most important slots reads.
+            max_copies: N_max, the most copies of a channel. None: no limit.
+            init: weights of re-opened slots: "zero", which changes no output, or "random", the
+                ablation R^random.
+            use_shift: False makes copies without a shift, the ablation R^zero.
+            max_shift: shifts are drawn from U[-max_shift, max_shift], in pixels.
+            norm: the norm of the scores, "l2" or "linf".
+            generator: a CPU generator. None: torch's global one.
+            damage: as for `ecdm`.
+
+        Returns:
+            The slots that were re-opened, int64; empty if the layer does not re-allocate.
+
+        Raises:
+            AllocationError, MeanSourceError, TypeError, ValueError: as for `dealloc`.
+        """
+        rule = ReallocRule(top_k, max_copies, init, use_shift, max_shift, norm)
+        plan = self.plan(rule=rule, damage=damage, generator=generator)
+        self.apply_plan(plan)
+        return plan.opened
+
+    def close(self, slots: Tensor | Iterable[int]) -> None:
+        """Close these slots by hand; slots that are already closed stay closed.
+
+        Raises:
+            AllocationError: the layer does not have one of the slots. Nothing was changed.
+            TypeError: a slot is not an integer.
+        """
+        self.apply_plan(LayerPlan(closed=as_slots(slots, self.in_channels)))
+
+    @torch.no_grad()
+    def plan(
+        self,
+        *,
+        gamma: float | None = None,
+        rule: ReallocRule | None = None,
+        damage: str = "auto",
+        protected: Tensor | None = None,
+        closed: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> LayerPlan:
+        """Decide what `dealloc` and then `realloc` would do; changes nothing.
+
+        Args:
+            gamma: as for `dealloc`. None: close nothing but `closed`.
+            rule: how to re-open. None, or a layer without `shift`: re-open nothing.
+            damage: as for `ecdm`.
+            protected: (I,) bool, slots that must stay open.
+            closed: int64, open slots to close, instead of those that a `gamma` chooses.
+            generator: a CPU generator. None: torch's global one.
+
+        Raises:
+            AllocationError: weights or statistics are NaN or infinite.
+            MeanSourceError: there is no `mean_source`, or it has not seen any input yet.
+        """
+        check_choice("damage", damage, DAMAGES)
+        if generator is not None and (
+            not isinstance(generator, torch.Generator) or generator.device.type != "cpu"
+        ):
+            raise TypeError(f"`generator` must be a torch.Generator of the CPU, got {generator!r}.")
+        if self.shift is None:
+            rule = None
+        if closed is None and gamma is None and rule is None:
+            return LayerPlan()
+        necdm = self.ecdm(normalized=True, damage=damage)
+        # One NaN or infinity spoils its whole column, so a look at the first row finds it.
+        if not bool(necdm[0].isfinite().all()):
+            what = "weights" if bool(self.input_mean().isfinite().all()) else "input statistics"
+            raise AllocationError(f"the layer's {what} hold NaN or infinite values.")
+        if gamma is not None:
+            closed = choose_closed(necdm, self.gate, self.groups, gamma, protected)
+        return plan_layer(
+            self, necdm, self.index[:0] if closed is None else closed, rule, generator
+        )
+
+    def check_owns_weight(self) -> None:
+        """Check that the weight is a parameter: a recomputed weight would not keep a change.
+
+        Raises:
+            AllocationError: a hook or a parametrization recomputes it.
+        """
+        if "weight" not in self._parameters:
+            raise AllocationError(
+                "a hook or a parametrization (prune, weight_norm, spectral_norm) recomputes the "
+                "weight, so slots cannot be re-allocated: remove it, such as with "
+                "torch.nn.utils.prune.remove(layer, 'weight')."
+            )
+
+    def check_plan(self, plan: LayerPlan) -> None:
+        """Check that a plan fits this layer and its present allocation.
+
+        Raises:
+            AllocationError: it names slots or channels that do not exist, or re-opens open ones, or
+                the layer's weight is recomputed.
+        """
+        self.check_owns_weight()
+        plan.check(self.gate.cpu(), len(self.kernel_size), can_open=self.shift is not None)
+
+    def apply_plan(self, plan: LayerPlan) -> None:
+        """Carry out a plan: close, then re-open with weights and shifts of their own.
+
+        Raises:
+            AllocationError: the plan does not fit the layer; nothing was changed.
+        """
+        self.check_plan(plan)
+        carry_out(self, plan)
+
+    def slot_parameters(self) -> Iterator[Tensor]:
+        """Yield the parameters that hold something of each slot."""
+        yield self.weight
+        if self.shift is not None:
+            yield self.shift
+
+    def zero_slots(self, tensor: Tensor, slots: Tensor) -> None:
+        """Zero in place what belongs to `slots` in a tensor laid out as a slot parameter."""
+        zero_slots(tensor, self.groups, slots)

@@ -28,7 +28,7 @@ class Architecture:
         return self.build()
 
 
-def _timm(name: str, side: int = 32, **options: object) -> Architecture:
+def timm_network(name: str, side: int = 32, **options: object) -> Architecture:
     def build() -> nn.Module:
         import timm
 
@@ -69,24 +69,24 @@ def _narrow_timm_densenet() -> nn.Module:
 
 ARCHITECTURES = {
     "residual": _torchvision("resnet18"),
-    "residual, timm": _timm("test_resnet", 64),
+    "residual, timm": timm_network("test_resnet", 64),
     "residual, grouped": _narrow_resnet(groups=8, width_per_group=4),
     "dense": Architecture("torchvision", _narrow_densenet),
     "dense, norms that activate": Architecture("timm", _narrow_timm_densenet),
     "inception": _torchvision("googlenet", 64, aux_logits=False, init_weights=False),
     "fire modules without norms": _torchvision("squeezenet1_1", 64),
-    "squeeze-excite": _timm("regnety_002", 64),
-    "grouped": _timm("regnetx_002", 64),
+    "squeeze-excite": timm_network("regnety_002", 64),
+    "grouped": timm_network("regnetx_002", 64),
     "depthwise": _torchvision("mobilenet_v2", width_mult=0.35),
-    "depthwise, hard swish": _timm("mobilenetv3_small_050", 64),
-    "depthwise, SiLU, stochastic depth": _timm("test_efficientnet", 64, drop_path_rate=0.2),
+    "depthwise, hard swish": timm_network("mobilenetv3_small_050", 64),
+    "depthwise, SiLU, stochastic depth": timm_network("test_efficientnet", 64, drop_path_rate=0.2),
     "shuffle": _torchvision("shufflenet_v2_x0_5", 64),
-    "high resolution": _timm("hrnet_w18_small", 64),
-    "RepVGG": _timm("repvgg_a0"),
-    "ConvNeXt": _timm("convnext_atto", drop_path_rate=0.1),
-    "aggregation": _timm("dla46_c", 64),
-    "ghost": _timm("ghostnet_050", 64),
-    "cross-stage partial": _timm("test_byobnet", 64),
-    "one-shot aggregation": _timm("ese_vovnet19b_slim_dw", 64),
-    "partial convs": _timm("fasternet_t0", 64),
+    "high resolution": timm_network("hrnet_w18_small", 64),
+    "RepVGG": timm_network("repvgg_a0"),
+    "ConvNeXt": timm_network("convnext_atto", drop_path_rate=0.1),
+    "aggregation": timm_network("dla46_c", 64),
+    "ghost": timm_network("ghostnet_050", 64),
+    "cross-stage partial": timm_network("test_byobnet", 64),
+    "one-shot aggregation": timm_network("ese_vovnet19b_slim_dw", 64),
+    "partial convs": timm_network("fasternet_t0", 64),
 }

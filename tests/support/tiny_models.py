@@ -72,12 +72,17 @@ def select_layers(model: nn.Module) -> dict[str, SelectConvNd]:
 
 
 def silence(model: nn.Module, fraction: float = 0.25) -> dict[str, list[int]]:
-    """Scale the weights of a fraction of each layer's slots by 1e-9; return which, by layer."""
+    """Scale the weights of a fraction of each layer's slots by 1e-9; return which, by layer.
+
+    Slots that are alone in their group are left as they are.
+    """
     silent = {}
     for name, layer in select_layers(model).items():
-        slots = torch.arange(1, layer.in_channels, round(1 / fraction))
+        width = layer.in_channels // layer.groups
+        slots = torch.arange(1, layer.in_channels if width > 1 else 1, round(1 / fraction))
         with torch.no_grad():
-            layer.weight[:, slots] *= 1e-9
+            weight = layer.weight.view(layer.groups, -1, *layer.weight.shape[1:])
+            weight[slots // width, :, slots % width] *= 1e-9
         silent[name] = slots.tolist()
     return silent
 
@@ -106,13 +111,13 @@ def images(count: int = 16, *, seed: int = 0, size: int = 8) -> tuple[Tensor, Te
 
 
 def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3, *, seed: int = 0
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3, *, seed: int = 0, **shape
 ) -> float:
     """Take real optimizer steps on fresh batches; the gradients of the last one stay in place."""
     model.train()
     loss = torch.zeros(())
     for step in range(steps):
-        x, labels = images(seed=1000 * seed + step)
+        x, labels = images(seed=1000 * seed + step, **shape)
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x), labels)
         loss.backward()
@@ -120,12 +125,12 @@ def train(
     return loss.item()
 
 
-def outputs(model: nn.Module) -> Tensor:
+def outputs(model: nn.Module, x: Tensor | None = None) -> Tensor:
     """What the model computes in evaluation mode; its mode is put back."""
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        y: Tensor = model(images()[0])
+        y: Tensor = model(images()[0] if x is None else x)
     model.train(was_training)
     return y
 

@@ -137,7 +137,7 @@ def test_dry_run_says_what_it_would_do_and_writes_nothing(tmp_path, capsys):
         (["--max-copies", "some"], "`max_copies`"),
         (["--batchsize", "3"], "Did you mean '--batch-size'"),
         (["--subset", "9999"], "`subset` must be at most"),
-        (["--resume", "--out", "nowhere"], "there is no folder nowhere"),
+        (["--resume", "--out", "nowhere"], "nowhere is not a run: there is no such folder"),
         (["--resume", "--overwrite"], "cannot be combined"),
         (["--config", "missing.yaml"], "missing.yaml cannot be read: No such file"),
         (["--seed"], "--seed: expected one argument"),

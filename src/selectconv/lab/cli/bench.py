@@ -5,7 +5,7 @@ from argparse import Namespace
 from selectconv.checks import check_choice
 from selectconv.errors import UsageError
 from selectconv.lab.cli.output import print_json
-from selectconv.lab.cli.parser import Parser
+from selectconv.lab.cli.parser import JSON, Argument, count
 from selectconv.tables import text_table
 
 EXAMPLES = [
@@ -19,31 +19,26 @@ _CASES = {
     "infer": ("eager", "compile", "onnxruntime"),
     "data": ("eager",),
 }
-
-
-def add_arguments(parser: Parser) -> None:
-    """Add the verb's options."""
-    parser.add_argument(
+ARGUMENTS = [
+    Argument(
         "case",
-        help="step (a training step), alloc (an allocation step), infer (inference) or data (the "
-        "data pipeline)",
-    )
-    parser.add_count(
-        "--repeats", "how often to measure each side; the sides take turns (default: 7)", 7
-    )
-    parser.add_argument(
+        "step (a training step), alloc (an allocation step), infer (inference) or data (the data "
+        "pipeline)",
+    ),
+    count("--repeats", "how often to measure each side; the sides take turns (default: 7)", 7),
+    Argument(
         "--model",
-        help="the network, as for `selectconv train` (default: densenet40; for alloc: "
-        "densenet_bc190)",
-    )
-    parser.add_count("--image-size", "height and width of the images (default: 32)")
-    parser.add_count("--batch-size", "images per call (default: 64)")
-    parser.add_argument(
+        "the network, as for `selectconv train` (default: densenet40; for alloc: densenet_bc190)",
+    ),
+    count("--image-size", "height and width of the images (default: 32)"),
+    count("--batch-size", "images per call (default: 64)"),
+    Argument(
         "--runtime",
-        default="eager",
-        help="eager; for step and infer also compile; for infer also onnxruntime (default: eager)",
-    )
-    parser.add_flag("--json", "print one JSON line per case")
+        "eager; for step and infer also compile; for infer also onnxruntime (default: eager)",
+        {"default": "eager"},
+    ),
+    JSON,
+]
 
 
 def run(options: Namespace) -> None:

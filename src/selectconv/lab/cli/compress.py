@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from selectconv.lab.cli.output import check_file, print_json
-from selectconv.lab.cli.parser import Parser
+from selectconv.lab.cli.parser import BEST, DIR, JSON, Argument, count, switch
 from selectconv.lab.train.run_folder import COMPRESSED
 from selectconv.tables import text_table
 
@@ -17,24 +17,20 @@ EXAMPLES = [
     ("selectconv compress runs/first --table", "also compare its speed with the plain network's"),
 ]
 _HEADS = ("model", "parameters", "multiply-adds", "file, kB", "ms per call", "of plain")
-
-
-def add_arguments(parser: Parser) -> None:
-    """Add the verb's options."""
-    parser.add_argument("dir", help="folder of the run")
-    parser.add_argument("--out", metavar="FILE", help=f"file to write (default: DIR/{COMPRESSED})")
-    parser.add_flag("--best", "use the weights with the lowest test error")
-    parser.add_count("--round-to", "round the number of channels up to a multiple of this")
-    parser.add_flag(
-        "--table", "also measure the speed of the plain, masked, compressed and ONNX models"
-    )
-    parser.add_count("--batch-size", "for --table: images per call (default: 1)", 1)
-    parser.add_count(
+ARGUMENTS = [
+    DIR,
+    Argument("--out", f"file to write (default: DIR/{COMPRESSED})", {"metavar": "FILE"}),
+    BEST,
+    count("--round-to", "round the number of channels up to a multiple of this"),
+    switch("--table", "also measure the speed of the plain, masked, compressed and ONNX models"),
+    count("--batch-size", "for --table: images per call (default: 1)", 1),
+    count(
         "--repeats",
         "for --table: how often to measure each model; the models take turns (default: 7)",
         7,
-    )
-    parser.add_flag("--json", "print one JSON line per model")
+    ),
+    JSON,
+]
 
 
 def run(options: Namespace) -> None:

@@ -4,7 +4,7 @@ from argparse import Namespace
 
 from selectconv.checks import check_choice
 from selectconv.errors import DataError, UsageError
-from selectconv.lab.cli.parser import Parser
+from selectconv.lab.cli.parser import Argument
 from selectconv.tables import text_table
 
 EXAMPLES = [
@@ -13,17 +13,15 @@ EXAMPLES = [
     ("selectconv data fetch fashion-mnist", "fetch one into the cache"),
 ]
 _HEADS = ("data set", "title", "classes", "image", "training", "test", "where")
-
-
-def add_arguments(parser: Parser) -> None:
-    """Add the verb's options."""
-    parser.add_argument("action", help="list or fetch")
-    parser.add_argument(
+ARGUMENTS = [
+    Argument("action", "list or fetch"),
+    Argument(
         "name",
-        nargs="?",
-        help="data set to fetch or list, or imagefolder:DIR for your own images (default: all)",
-    )
-    parser.add_argument("--root", metavar="DIR", help="folder to look in, or to fetch into")
+        "data set to fetch or list, or imagefolder:DIR for your own images (default: all)",
+        {"nargs": "?"},
+    ),
+    Argument("--root", "folder to look in, or to fetch into", {"metavar": "DIR"}),
+]
 
 
 def run(options: Namespace) -> None:

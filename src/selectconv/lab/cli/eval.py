@@ -6,21 +6,19 @@ from argparse import Namespace
 from rich.console import Console
 
 from selectconv.errors import UsageError
-from selectconv.lab.cli.parser import Parser
+from selectconv.lab.cli.parser import BEST, DIR, JSON, Argument, switch
 
 EXAMPLES = [
     ("selectconv eval runs/first", "error and loss on the test images"),
     ("selectconv eval runs/first --holdout", "the same on all images that were not trained on"),
 ]
-
-
-def add_arguments(parser: Parser) -> None:
-    """Add the verb's options."""
-    parser.add_argument("dir", help="folder of the run")
-    parser.add_flag("--best", "use the weights with the lowest test error")
-    parser.add_flag("--holdout", "test on every image that was not trained on")
-    parser.add_argument("--data-root", metavar="DIR", help="folder of the data set")
-    parser.add_flag("--json", "print one JSON line")
+ARGUMENTS = [
+    DIR,
+    BEST,
+    switch("--holdout", "test on every image that was not trained on"),
+    Argument("--data-root", "folder of the data set", {"metavar": "DIR"}),
+    JSON,
+]
 
 
 def run(options: Namespace) -> None:
@@ -32,6 +30,7 @@ def run(options: Namespace) -> None:
     from selectconv.lab.train.loop import build_fabric
     from selectconv.lab.train.network import load_run
     from selectconv.lab.train.run_data import check_same_images
+    from selectconv.lab.train.run_folder import is_first_process
 
     trained = load_run(options.dir, best=options.best)
     config = settings_for_testing(trained.config)
@@ -53,14 +52,10 @@ def run(options: Namespace) -> None:
     display = RunDisplay(config, Console(quiet=True))
     if options.holdout:
         result = evaluation.evaluate_holdout(display)
-        words = (
-            f"error {result['error']:.2f} %, loss {result['loss']:.4f} on the {result['images']:,} "
-            "images that were not trained on"
-        )
     else:
-        loss, wrong = evaluation.evaluate(display, 0)
-        result = {"test_loss": loss, "test_error": wrong}
-        words = f"test error {wrong:.2f} %, test loss {loss:.4f}"
-    if evaluation.fabric.global_rank == 0:
+        loss, error = evaluation.evaluate(display, 0)
+        result = {"test_loss": loss, "test_error": error}
+    if is_first_process():
+        words = [f"{name.replace('_', ' ')} {value:.6g}" for name, value in result.items()]
         row = {"weights": trained.weights.name, **result}
-        print(json.dumps(row) if options.json else f"{trained.weights}: {words}")
+        print(json.dumps(row) if options.json else f"{trained.weights}: {', '.join(words)}")

@@ -5,18 +5,16 @@ from argparse import Namespace
 from pathlib import Path
 
 from selectconv.lab.cli.output import check_file
-from selectconv.lab.cli.parser import Parser
+from selectconv.lab.cli.parser import BEST, DIR, JSON, Argument
 from selectconv.lab.train.run_folder import ONNX
 
 EXAMPLES = [("selectconv export runs/first --out first.onnx", "an ONNX file")]
-
-
-def add_arguments(parser: Parser) -> None:
-    """Add the verb's options."""
-    parser.add_argument("dir", help="folder of the run")
-    parser.add_argument("--out", metavar="FILE", help=f"file to write (default: DIR/{ONNX})")
-    parser.add_flag("--best", "use the weights with the lowest test error")
-    parser.add_flag("--json", "print one JSON line")
+ARGUMENTS = [
+    DIR,
+    Argument("--out", f"file to write (default: DIR/{ONNX})", {"metavar": "FILE"}),
+    BEST,
+    JSON,
+]
 
 
 def run(options: Namespace) -> None:

@@ -109,16 +109,14 @@ def _run(first: str | None = None, *rest: str) -> int:
         print(_HELP)
         return 0
     check_choice("verb", first, VERBS)
-    options = build_parser(first).read(rest)
-    return int(_load(first).run(options) or 0)
+    _load(first).run(build_parser(first).read(rest))
+    return 0
 
 
 def build_parser(verb: str) -> Parser:
     """Build the parser of a verb."""
     module = _load(verb)
-    parser = Parser(verb, VERBS[verb], module.EXAMPLES)
-    module.add_arguments(parser)
-    return parser
+    return Parser(verb, VERBS[verb], module.ARGUMENTS, module.EXAMPLES)
 
 
 def _load(verb: str) -> Any:

@@ -3,17 +3,13 @@
 from argparse import Namespace
 
 from selectconv.lab.cli.output import print_json
-from selectconv.lab.cli.parser import Parser
+from selectconv.lab.cli.parser import JSON
 from selectconv.lab.zoo.paper import models_table
 from selectconv.tables import text_table
 
 EXAMPLES = [("selectconv models", "the networks, with parameters and multiply-adds")]
 _HEADS = ("model", "parameters", "paper", "multiply-adds", "paper's FLOPs", "selective", "shifts")
-
-
-def add_arguments(parser: Parser) -> None:
-    """Add the verb's options."""
-    parser.add_flag("--json", "print one JSON line per network")
+ARGUMENTS = [JSON]
 
 
 def run(options: Namespace) -> None:

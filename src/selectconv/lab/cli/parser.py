@@ -5,12 +5,50 @@ Importing this file imports nothing but the standard library: `--help` answers a
 
 import argparse
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from selectconv.checks import check_choice
 from selectconv.errors import UsageError
 
 Examples = Sequence[tuple[str, str]]  # a command, and what it is for
+
+
+class Argument(NamedTuple):
+    """An argument of a verb.
+
+    Attributes:
+        name: of the argument, or of the flag.
+        help: its line in the verb's help.
+        options: the others of argparse's `add_argument`.
+        section: the title of `--help` that it stands under; empty: the usual one.
+    """
+
+    name: str
+    help: str
+    options: dict[str, Any] = {}  # noqa: RUF012 - never written to
+    section: str = ""
+
+
+def switch(name: str, help: str) -> Argument:
+    """Declare a flag that is given or not."""
+    return Argument(name, help, {"action": "store_true"})
+
+
+def count(name: str, help: str, default: int | None = None) -> Argument:
+    """Declare a flag for a whole number of at least 1."""
+    return Argument(name, help, {"type": _read_count, "default": default, "metavar": "N"})
+
+
+def _read_count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+# What the verbs about one run share.
+DIR = Argument("dir", "folder of the run")
+BEST = switch("--best", "use the weights with the lowest test error")
+JSON = switch("--json", "print JSON, one line per row")
 
 
 class Parser(argparse.ArgumentParser):
@@ -19,10 +57,13 @@ class Parser(argparse.ArgumentParser):
     Args:
         verb: its name.
         description: what it does, in one line.
+        arguments: what it takes.
         examples: the end of its help.
     """
 
-    def __init__(self, verb: str, description: str, examples: Examples) -> None:
+    def __init__(
+        self, verb: str, description: str, arguments: Sequence[Argument], examples: Examples
+    ) -> None:
         super().__init__(
             prog=f"selectconv {verb}",
             description=description[0].upper() + description[1:] + ".",
@@ -30,6 +71,11 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        sections: dict[str, Any] = {"": self}
+        for name, help, options, title in arguments:
+            if title not in sections:
+                sections[title] = self.add_argument_group(title)
+            sections[title].add_argument(name, help=help.replace("%", "%%"), **options)
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse the words after the verb.
@@ -49,20 +95,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise what argparse would print."""
         raise UsageError(f"{message}; `{self.prog} --help` lists what is accepted.")
-
-    def add_flag(self, name: str, help: str) -> None:
-        """Add a flag that is given or not."""
-        self.add_argument(name, action="store_true", help=help)
-
-    def add_count(self, name: str, help: str, default: int | None = None) -> None:
-        """Add a flag for a whole number of at least 1."""
-        self.add_argument(name, type=_read_count, default=default, metavar="N", help=help)
-
-
-def _read_count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
-    return int(text)
 
 
 def list_commands(title: str, examples: Examples) -> str:

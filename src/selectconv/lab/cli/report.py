@@ -7,21 +7,21 @@ from pathlib import Path
 from selectconv.errors import UsageError
 from selectconv.files import write_text
 from selectconv.lab.cli.output import check_file
-from selectconv.lab.cli.parser import Parser
+from selectconv.lab.cli.parser import Argument
 from selectconv.tables import counted
 
 EXAMPLES = [
     ("selectconv report runs/first", "write report.html"),
     ("selectconv report runs --out all.html", "compare all runs below a folder"),
 ]
-
-
-def add_arguments(parser: Parser) -> None:
-    """Add the verb's options."""
-    parser.add_argument("dirs", nargs="+", help="folders of runs, or folders with runs below them")
-    parser.add_argument(
-        "--out", metavar="FILE", default="report.html", help="file to write (default: report.html)"
-    )
+ARGUMENTS = [
+    Argument("dirs", "folders of runs, or folders with runs below them", {"nargs": "+"}),
+    Argument(
+        "--out",
+        "file to write (default: report.html)",
+        {"metavar": "FILE", "default": "report.html"},
+    ),
+]
 
 
 def run(options: Namespace) -> None:

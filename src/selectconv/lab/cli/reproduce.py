@@ -10,7 +10,7 @@ from rich.console import Console
 from selectconv.checks import check_choice, check_non_negative
 from selectconv.errors import RunError, UsageError
 from selectconv.lab.cli.output import check_folder
-from selectconv.lab.cli.parser import Parser
+from selectconv.lab.cli.parser import Argument, count, switch
 from selectconv.lab.reproduce.grid import TABLES, Grid, PlannedRun, load_grid
 from selectconv.lab.reproduce.jobs import LOGS, RUNS, Outcome, find_state
 from selectconv.lab.reproduce.local_engine import run_local
@@ -28,34 +28,28 @@ EXAMPLES = [
     ),
 ]
 ENGINES = ("local", "ray")
-
-
-def add_arguments(parser: Parser) -> None:
-    """Add the verb's options."""
-    parser.add_argument("table", help=f"one of {', '.join(TABLES)}")
-    parser.add_argument(
+ARGUMENTS = [
+    Argument("table", f"one of {', '.join(TABLES)}"),
+    Argument(
         "--scale",
-        default="smoke",
-        help="full (the paper), reduced (hours on a small machine) or smoke (minutes, the default)",
-    )
-    parser.add_argument(
+        "full (the paper), reduced (hours on a small machine) or smoke (minutes, the default)",
+        {"default": "smoke"},
+    ),
+    Argument(
         "--only",
-        metavar="GLOB",
-        help="only runs whose names match, such as 'densenet40-cifar10-*' for one row of a table; "
+        "only runs whose names match, such as 'densenet40-cifar10-*' for one row of a table; "
         "--dry-run lists the names (default: all)",
-    )
-    parser.add_argument(
-        "--engine", default="local", help="local, or ray for a Ray cluster (default: local)"
-    )
-    parser.add_count("--jobs", "number of runs at a time (default: 1)", 1)
-    parser.add_argument("--gpus-per-run", metavar="N", type=float, help="for ray: GPUs per run")
-    parser.add_argument(
-        "--out", metavar="DIR", help="folder to write into (default: reproduce/TABLE-SCALE)"
-    )
-    parser.add_flag(
+        {"metavar": "GLOB"},
+    ),
+    Argument("--engine", "local, or ray for a Ray cluster (default: local)", {"default": "local"}),
+    count("--jobs", "number of runs at a time (default: 1)", 1),
+    Argument("--gpus-per-run", "for ray: GPUs per run", {"metavar": "N", "type": float}),
+    Argument("--out", "folder to write into (default: reproduce/TABLE-SCALE)", {"metavar": "DIR"}),
+    switch(
         "--no-run", "train nothing; write the tables and the page of the runs that are finished"
-    )
-    parser.add_flag("--dry-run", "list the runs and how long they would take, and stop")
+    ),
+    switch("--dry-run", "list the runs and how long they would take, and stop"),
+]
 
 
 def run(options: Namespace) -> None:

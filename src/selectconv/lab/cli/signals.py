@@ -40,16 +40,12 @@ def ignore() -> None:
 def _raise(number: int, frame: FrameType | None) -> None:
     words, code = "interrupted.", 130
     if number == signal.SIGTERM:
-        words, code = f"stopped by SIGTERM{_reason()}; trainings continue with --resume.", 1
+        words, code = "stopped by SIGTERM; trainings continue with --resume.", 1
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            words += " torchrun sends it when another process of the run has died."
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             os.write(2, f"selectconv: {words}\n".encode())
             os._exit(code)
         frame = frame.f_back
     raise KeyboardInterrupt if code == 130 else RunError(words)
-
-
-def _reason() -> str:
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return ""
-    return ", which torchrun sends when another process of the run has died"

@@ -16,7 +16,7 @@ from rich.console import Console
 from selectconv.errors import DataError, RunError, SelectConvError, UsageError
 from selectconv.lab.cli import signals
 from selectconv.lab.cli.output import check_folder
-from selectconv.lab.cli.parser import Parser, list_commands
+from selectconv.lab.cli.parser import Argument, list_commands, switch
 from selectconv.lab.train.config import (
     TrainConfig,
     check_names,
@@ -27,7 +27,7 @@ from selectconv.lab.train.config import (
 )
 from selectconv.lab.train.folder_lock import check_free, locked
 from selectconv.lab.train.manifest import CHECKPOINT
-from selectconv.lab.train.run_folder import CONFIG, RunFolder, is_first_process
+from selectconv.lab.train.run_folder import RunFolder, is_first_process
 
 EXAMPLES = [
     (
@@ -52,43 +52,6 @@ _TITLES = {
 }
 
 
-def add_arguments(parser: Parser) -> None:
-    """Add one flag per setting, those that people change first on top, and the command's own."""
-    _add_settings(parser, "what people change first", _FIRST)
-    run = parser.add_argument_group("the run")
-    run.add_argument(
-        "--config",
-        metavar="FILE",
-        action="append",
-        default=[],
-        help="YAML file with any of these settings; flags override it",
-    )
-    run.add_argument("--out", metavar="DIR", help="folder of the run (default: runs/NAME)")
-    for flag, words in {
-        "--resume": "continue the run in --out",
-        "--overwrite": "delete the run in --out, and start again",
-        "--dry-run": "print the plan of the run, and stop",
-    }.items():
-        run.add_argument(flag, action="store_true", help=words)
-    for group, title in _TITLES.items():
-        names = [name for name in setting_names(group) if name not in _FIRST]
-        _add_settings(parser, title, names)
-
-
-def _add_settings(parser: Parser, title: str, names: Iterable[str]) -> None:
-    section, types = parser.add_argument_group(title), setting_types()
-    for name in names:
-        more: dict[str, Any] = {"metavar": name.rpartition("_")[2].upper()}
-        if types[name] is bool:
-            more = {"metavar": "true|false", "nargs": "?", "const": True}
-        section.add_argument(
-            "--" + name.replace("_", "-"),
-            type=str if types[name] is str else _read_value,
-            help=describe_setting(name).replace("%", "%%"),
-            **more,
-        )
-
-
 class _Loader(yaml.SafeLoader):
     """Reads 1e-3 as a number: PyYAML follows YAML 1.1, which asks for 1.0e-3."""
 
@@ -106,6 +69,38 @@ def _read_value(text: str) -> Any:
         return yaml.load(text, _Loader) if text else text
     except yaml.YAMLError:
         return text
+
+
+def _declare(title: str, names: Iterable[str]) -> list[Argument]:
+    """Declare the flags of settings."""
+    arguments, types = [], setting_types()
+    for name in names:
+        options: dict[str, Any] = {"metavar": name.rpartition("_")[2].upper()}
+        if types[name] is bool:
+            options = {"metavar": "true|false", "nargs": "?", "const": True}
+        options["type"] = str if types[name] is str else _read_value
+        flag = "--" + name.replace("_", "-")
+        arguments.append(Argument(flag, describe_setting(name), options, title))
+    return arguments
+
+
+ARGUMENTS = [
+    *_declare("what people change first", _FIRST),
+    Argument(
+        "--config",
+        "YAML file with any of these settings; flags override it",
+        {"metavar": "FILE", "action": "append", "default": []},
+    ),
+    Argument("--out", "folder of the run (default: runs/NAME)", {"metavar": "DIR"}),
+    switch("--resume", "continue the run in --out"),
+    switch("--overwrite", "delete the run in --out, and start again"),
+    switch("--dry-run", "print the plan of the run, and stop"),
+    *(
+        argument
+        for group, title in _TITLES.items()
+        for argument in _declare(title, [n for n in setting_names(group) if n not in _FIRST])
+    ),
+]
 
 
 def read_settings(options: Namespace) -> dict[str, Any]:
@@ -132,11 +127,9 @@ def _read_file(path: str) -> dict[str, Any]:
     """Read a config file."""
     try:
         content = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"--config: {path} cannot be read: {reason}.") from error
-    except yaml.YAMLError as error:
-        content = str(error)
     if not isinstance(content, dict):
         came = "the file is empty" if content is None else f"got {content!r:.200}"
         raise UsageError(
@@ -153,7 +146,8 @@ def run(options: Namespace) -> None:
             "--resume and --overwrite cannot be combined: continue the run, or start again."
         )
     config, folder = choose_run(given, options.out, resume=options.resume)
-    console = Console(soft_wrap=True, quiet=not is_first_process(), markup=False, highlight=False)
+    is_first = is_first_process()  # which looks after the folder
+    console = Console(soft_wrap=True, quiet=not is_first, markup=False, highlight=False)
     if options.resume and folder.is_finished(config.epochs):
         console.print(f"{folder.path} is already finished.")
         return
@@ -168,7 +162,7 @@ def run(options: Namespace) -> None:
     if options.dry_run:
         announce(config, folder.path, console)
         return
-    if not is_first_process():  # rank 0 looks after the folder
+    if not is_first:
         carry_out(config, folder, console, resume=options.resume)
         return
     check_free(folder.path)  # before all else: a run that is under way is not empty either
@@ -211,29 +205,20 @@ def choose_run(
     Raises:
         UsageError: there is no such run, or what was given differs from its settings.
     """
-    if out is None or not resume:
-        config = resolve(given)
-        out = str(Path("runs") / config.run_name) if out is None else out
-    folder = RunFolder(check_folder(out))
-    if not resume:
-        return config, folder
-    if not folder.path.is_dir():
-        raise UsageError(f"--resume: there is no folder {folder.path}.")
-    if folder.is_empty():  # killed before it wrote anything
+    place = Path("runs") / resolve(given).run_name if out is None else out
+    folder = RunFolder(check_folder(place))
+    if not resume or (folder.path.is_dir() and folder.is_empty()):  # killed before it began
         return resolve(given), folder
-    if not (folder / CONFIG).exists():
-        raise UsageError(f"--resume: {folder.path} is not a run: it has no {CONFIG}.")
     try:
         config = resolve(folder.read_config())
     except (RunError, TypeError, ValueError) as error:
-        raise UsageError(f"{folder / CONFIG}: {error}") from error
+        raise UsageError(f"--resume {folder.path}: {error}") from error
     check_names(given)
-    for name, value in given.items():
-        recorded = config.to_dict()[name]
-        if recorded != value:
+    for name, recorded in config.to_dict().items():
+        if given.get(name, recorded) != recorded:
             raise UsageError(
-                f"--resume: the run in {folder.path} has {name} {recorded!r}, got {value!r}: leave "
-                "the flag out, or start another run."
+                f"--resume: the run in {folder.path} has {name} {recorded!r}, got {given[name]!r}: "
+                "leave the flag out, or start another run."
             )
     return config, folder
 

@@ -4,10 +4,10 @@ import errno
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from selectconv.errors import RunError, SelectConvError
 
@@ -54,30 +54,25 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
 
 def write_whole(
     path: Path,
-    write: Callable[[BinaryIO], object],
+    content: bytes,
     *,
     error: type[SelectConvError] = RunError,
     shared: bool = False,
-    finished: Callable[[Path], object] | None = None,
 ) -> None:
-    """Write a file with `write(file)`, as `replacing` does.
+    """Write a file as `replacing` does.
 
     Args:
         path: the file to write.
-        write: writes the content.
+        content: what it will hold.
         error: what to raise.
         shared: as for `replacing`.
-        finished: called with the finished file before it replaces the old one.
 
     Raises:
         SelectConvError: of the class `error`: the file cannot be written.
     """
     try:
         with replacing(path, shared=shared) as beside:
-            with beside.open("wb") as file:
-                write(file)
-            if finished is not None:
-                finished(beside)
+            beside.write_bytes(content)
     except OSError as problem:
         reason = problem.strerror or str(problem)
         kept = "; what it held before is kept" if os.path.exists(path) else ""
@@ -90,7 +85,7 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         RunError: the file cannot be written.
     """
-    write_whole(path, lambda file: file.write(text.encode()))
+    write_whole(path, text.encode())
 
 
 def read_json_lines(path: Path, *, error: type[SelectConvError] = RunError) -> list[Any]:

@@ -76,7 +76,7 @@ def save_compressed(module: nn.Module, path: str | os.PathLike[str]) -> None:
     from safetensors.torch import save  # `import selectconv` is torch and numpy alone
 
     content = save(tensors, metadata)
-    write_whole(target, lambda file: file.write(content), error=CompressionError, shared=True)
+    write_whole(target, content, error=CompressionError, shared=True)
 
 
 def load_compressed(path: str | os.PathLike[str]) -> fx.GraphModule:

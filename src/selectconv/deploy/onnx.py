@@ -63,7 +63,7 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], example_input: A
     run = open_session(content)
     for batch in BATCHES:
         _compare(run, plain, example_input, batch)
-    write_whole(target, lambda file: file.write(content), error=ExportError, shared=True)
+    write_whole(target, content, error=ExportError, shared=True)
 
 
 def open_session(model: bytes | str | os.PathLike[str]) -> Callable[..., list[Tensor]]:

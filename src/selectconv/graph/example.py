@@ -35,9 +35,10 @@ def as_arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """
     leaves = tree_leaves(example_input)
     if all(leaf is None or isinstance(leaf, _NO_TENSORS) for leaf in leaves):
+        shown = " ".join(repr(example_input).split())
         raise TypeError(
             "`example_input` must be a tensor, a tuple of arguments or a dict of keyword "
-            f"arguments, got {example_input!r:.60}; for an array give torch.from_numpy(array), for "
+            f"arguments, got {shown:.60}; for an array give torch.from_numpy(array), for "
             "a shape torch.zeros(shape)."
         )
     sizes = [leaf.numel() for leaf in leaves if isinstance(leaf, Tensor)]

@@ -1,14 +1,13 @@
 """`selectconv bench`: that what is measured is what the rows say."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
 
 import selectconv as sc
 from selectconv.__main__ import main
-from selectconv.lab.bench import data, training
+from selectconv.lab.bench import data
 from selectconv.lab.bench.subject import Subject
 from selectconv.lab.bench.timing import in_turn
 
@@ -81,7 +80,6 @@ def test_bench_step_prints_ratios_and_the_path(capsys):
 
 def test_bench_step_of_densenet40_has_the_trainer_and_single_layers_too(monkeypatch, capsys):
     monkeypatch.setattr(Subject, "__eq__", lambda *both: True)
-    monkeypatch.setattr(training, "measure_memory", lambda subject: [])
     rows = bench(capsys, "step", Subject(batch_size=2))
     assert rows["trainer: speed over the plain loop"]["value"] > 0
     assert rows["64 inputs, 1x1, 20% moved: layer / conv"]["value"] > 0
@@ -160,9 +158,3 @@ def test_bench_prints_a_table_for_people(capsys):
 def test_bench_refuses_in_one_line(words, message, capsys):
     assert main(["bench", *words]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_memory_is_that_of_the_activations():
-    plain, ratio = training.measure_memory(replace(Subject(), batch_size=8))
-    assert plain["value"] > 5  # MiB: the activations of 8 images
-    assert 0.5 < ratio["value"] < 2

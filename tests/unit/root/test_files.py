@@ -72,11 +72,11 @@ def test_the_error_names_the_file_and_has_the_class_that_was_asked_for(
     monkeypatch.setattr(os, step, fill_disk)
     message = "file cannot be written: No space left on device"
     with pytest.raises(CompressionError, match=rf"{message}\.$"):
-        write_whole(path, lambda file: file.write(b"x"), error=CompressionError, shared=shared)
+        write_whole(path, b"x", error=CompressionError, shared=shared)
     assert names(tmp_path) == []
     path.write_text("old")
     with pytest.raises(RunError, match=f"{message}; what it held before is kept"):
-        write_whole(path, lambda file: file.write(b"x"), shared=shared)
+        write_whole(path, b"x", shared=shared)
     assert (names(tmp_path), path.read_text()) == (["file"], "old")
 
 
@@ -90,7 +90,7 @@ def test_a_missing_folder_is_named(tmp_path):
 def test_others_may_read_what_the_umask_lets_them(tmp_path, shared):
     mask = os.umask(0o022)
     try:
-        write_whole(tmp_path / "file", lambda file: file.write(b"x"), shared=shared)
+        write_whole(tmp_path / "file", b"x", shared=shared)
     finally:
         os.umask(mask)
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o644

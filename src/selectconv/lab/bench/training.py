@@ -1,10 +1,8 @@
 """`selectconv bench step` and `alloc`: what selectivity costs a training."""
 
 import copy
-import multiprocessing
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +24,6 @@ from selectconv.lab.zoo.blocks import norm_relu_conv
 
 _STEPS = 2  # of the trainer: long enough to time, short enough to alternate often
 _WEAK = 0.3
-_STATUS = Path("/proc/self/status")
 
 
 class Silent:
@@ -45,7 +42,7 @@ def measure_step(subject: Subject, repeats: int, runtime: str = "eager") -> Rows
     """Time a training step of the plain and the selective network in turn.
 
     In eager mode both layouts are measured; compiling takes minutes. Of the default subject, the
-    trainer's speed, memory and single layers follow.
+    trainer's speed and single layers follow.
     """
     rows = []
     is_compiled = runtime == "compile"
@@ -59,7 +56,6 @@ def measure_step(subject: Subject, repeats: int, runtime: str = "eager") -> Rows
         rows += compare("step", f"{about}, {layout}", sides, repeats)
     if subject == Subject():
         rows += measure_trainer(subject, repeats, runtime)
-        rows += measure_memory(subject)
         rows += measure_layers(repeats)
     return rows
 
@@ -91,35 +87,6 @@ def measure_trainer(subject: Subject, repeats: int, runtime: str = "eager") -> R
         row("step", f"trainer: {command}", [t / _STEPS * 1e3 for t in ours], "ms"),
         row("step", "trainer: speed over the plain loop", ratios(plain, ours), "x"),
     ]
-
-
-def measure_memory(subject: Subject) -> Rows:
-    """Compare the peak memory of training steps, each network in a process of its own.
-
-    Nothing is measured where the system, if not Linux, does not tell.
-    """
-    if not _STATUS.exists():
-        return []
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        plain, moved = (pool.apply(_grow, (subject, kind)) for kind in ("plain", "moved"))
-    return [
-        row("step", "peak memory of a step: plain", [plain / 1024], "MiB"),
-        row("step", f"peak memory of a step: {KINDS['moved']} / plain", [moved / plain], "x"),
-    ]
-
-
-def _grow(subject: Subject, kind: str) -> int:
-    """Return how much memory steps take at most, in KiB, beyond what this process had before."""
-    step = training_step(subject.build_network(kind), subject.draw_images())
-    before = _read_memory("VmRSS")
-    step()
-    step()
-    return _read_memory("VmHWM") - before
-
-
-def _read_memory(what: str) -> int:
-    words = _STATUS.read_text(encoding="ascii").split()
-    return int(words[words.index(f"{what}:") + 1])
 
 
 def measure_layers(repeats: int) -> Rows:

@@ -8,9 +8,8 @@ in place. So a process that dies in between leaves a folder that can be read and
 import hashlib
 import json
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from selectconv.errors import RunError
 from selectconv.files import write_text, write_whole
@@ -37,11 +36,7 @@ def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
     whole = {**record, "digest": _digest_of(record)}
     write_text(folder / MANIFEST, json.dumps(whole, indent=1) + "\n")
     for name, content in contents.items():
-        write_whole(folder / name, partial(_write, content))
-
-
-def _write(content: bytes, file: BinaryIO) -> None:
-    file.write(content)
+        write_whole(folder / name, content)
 
 
 def is_unchanged(path: Path) -> bool:

@@ -1,15 +1,18 @@
 """Every example runs, re-allocates channels, and ends clearly better than it began."""
 
 import difflib
+import os
 import re
 import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 import torchvision_shim
+from data_files import write_fashion_mnist
 from selectconv.errors import DataError
 from selectconv.lab.data import registry
 from shimmed_run import TIMEOUT_S, run_shimmed
@@ -78,7 +81,7 @@ def test_the_diff_of_the_twins_is_the_integration():
 
 
 def test_every_example_is_tested():
-    others = {"demo", "digits", "lightning_trainer"}  # tested below; a module; tested below
+    others = {"demo", "digits", "fetch_fashion_mnist", "lightning_trainer"}  # a module; below
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(ENOUGH) | others
 
 
@@ -87,6 +90,8 @@ def test_the_demo_says_what_it_shows_without_fashion_mnist(tmp_path, monkeypatch
         raise DataError(f"{name} is not available.")
 
     monkeypatch.setattr(registry, "fetch_dataset", refuse)
+    monkeypatch.setenv("PATH", str(tmp_path))  # no apt
+    monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.setattr(sys, "argv", ["demo", "--out", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(EXAMPLES / "demo.py"), run_name="__main__")
@@ -99,7 +104,45 @@ def test_the_demo_says_what_it_shows_without_fashion_mnist(tmp_path, monkeypatch
     assert (tmp_path / "report.html").exists()
 
 
+APT = """#!/bin/sh
+case "$*" in *download*) [ "$TROUBLE" ] && exit 100; echo > dataset-fashion-mnist_1_all.deb;; esac
+"""
+DPKG = """#!/bin/sh
+mkdir -p "$3/usr/share/datasets" && cp -r "$PACKAGED" "$3/usr/share/datasets/fashion-mnist"
+"""
+
+
+@pytest.mark.parametrize("trouble", ["", "no such package"])
+def test_the_demo_takes_debians_package_where_the_host_does_not_answer(
+    tmp_path, monkeypatch, capsys, trouble
+):
+    def no_answer(request, timeout):
+        raise OSError("no network today")
+
+    for name, text in (("apt-get", APT), ("dpkg-deb", DPKG)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    arrays = write_fashion_mnist(tmp_path / "packaged")
+    monkeypatch.setattr("urllib.request.urlopen", no_answer)
+    monkeypatch.setattr(registry, "SYSTEM_FOLDER", tmp_path / "nothing")
+    monkeypatch.delenv("SELECTCONV_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("PACKAGED", str(tmp_path / "packaged"))
+    monkeypatch.setenv("TROUBLE", trouble)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    demo = runpy.run_path(str(EXAMPLES / "demo.py"))
+    assert demo["is_available"](Console()) is not bool(trouble)
+    assert os.listdir(tmp_path / "cache" / "selectconv") == ([] if trouble else ["fashion-mnist"])
+    if trouble:
+        assert "is not available: no network today" in capsys.readouterr().out
+    else:
+        train = registry.load_dataset("fashion-mnist", fetch=False).train
+        assert np.array_equal(train.images[:, 0].numpy(), arrays["train-images-idx3-ubyte"])
+
+
 def test_the_demo_is_one_seed_of_a_comparison(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
     demo = runpy.run_path(str(EXAMPLES / "demo.py"))
     monkeypatch.setitem(demo["choose_seed"].__globals__, "fetch_dataset", lambda name: None)
     grid = demo["choose_seed"](23, Console())

@@ -12,7 +12,7 @@ import yaml
 from said import complaint
 from selectconv.__main__ import main
 from selectconv.errors import DataError
-from selectconv.lab.data.read.own_images import own_folder
+from selectconv.lab.data.read.image_folder import own_folder
 from selectconv.lab.train import loop, network
 from selectconv.lab.train.run_folder import RunFolder
 from selectconv.lab.zoo import create_model

@@ -132,7 +132,8 @@ def test_a_relative_folder_is_relative_to_the_root_or_to_the_current_folder(fold
     assert len(load_dataset("imagefolder:pets", folder.parent).train) == 12
     assert find_dataset("imagefolder:pets", folder.parent) == folder
     assert fetch_dataset("imagefolder:pets", folder.parent) == folder
-    assert find_dataset("imagefolder:pets") is None
+    with pytest.raises(UsageError, match="there is no folder pets/train"):
+        find_dataset("imagefolder:pets")
 
 
 def test_without_a_test_folder_there_are_no_test_images(folder):
@@ -166,9 +167,8 @@ def strange_class(folder):
 
 
 def broken(folder):
-    for name in ("cat", "owl"):
-        path = folder / "train" / name / "2.png"
-        path.write_bytes(path.read_bytes()[:100])
+    path = folder / "train" / "cat" / "2.png"
+    path.write_bytes(path.read_bytes()[:100])
 
 
 def deep(folder):
@@ -178,12 +178,11 @@ def deep(folder):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (shutil.rmtree, UsageError, "there is no folder .*pets"),
-        (lambda f: shutil.rmtree(f / "train"), UsageError, "pets has no folder train; it must"),
+        (shutil.rmtree, UsageError, "there is no folder .*pets/train .*pets must have train"),
         (no_classes, UsageError, "train has no class folders"),
         (empty_class, UsageError, "bee has no images"),
         (strange_class, UsageError, "test has the class 'bee', which train does not"),
-        (broken, DataError, r"cat/2\.png cannot be decoded: .* \(and 1 more\)"),
+        (broken, DataError, r"cat/2\.png cannot be decoded"),
         (deep, DataError, r"cat/2\.png has more than 8 bits per pixel"),
     ],
 )

@@ -44,7 +44,7 @@ def test_a_broken_package_is_not_called_missing(tmp_path, monkeypatch):
 
 def test_importing_the_data_sets_imports_none_of_the_extras():
     code = (
-        "import sys, selectconv.lab.data.registry, selectconv.lab.data.serve.loader;"
+        "import sys, selectconv.lab.data;"
         "print(sorted({'PIL', 'sklearn', 'rich'} & set(sys.modules)))"
     )
     result = subprocess.run(

@@ -14,9 +14,8 @@ from selectconv.extras import import_extra
 from selectconv.lab.bench.subject import Subject
 from selectconv.lab.bench.timing import Rows, in_turn, ratios, row
 from selectconv.lab.data.image_set import DatasetInfo, ImageSet
+from selectconv.lab.data.loaders import Batching, draw_epoch, epoch_generator, make_loader
 from selectconv.lab.data.registry import dataset_info
-from selectconv.lab.data.serve.batches import draw_epoch, epoch_generator
-from selectconv.lab.data.serve.device_loader import DeviceLoader
 
 _IMAGES, _BATCH, _SEED = 50_000, 128, 0
 _TOLERANCE = 1e-5
@@ -34,7 +33,8 @@ def measure_data(subject: Subject, repeats: int, runtime: str = "eager") -> Rows
     info, draw = dataset_info("cifar10"), epoch_generator(_SEED, 0)
     images = torch.randint(256, (_IMAGES, *info.shape), generator=draw, dtype=torch.uint8)
     labels = torch.randint(info.num_classes, (_IMAGES,), generator=draw)
-    loader = DeviceLoader(ImageSet(images, labels), info, _BATCH, train=True, seed=_SEED)
+    batching = Batching(_BATCH, train=True, seed=_SEED)
+    loader = make_loader(ImageSet(images, labels), info, batching)
     ours = chain.from_iterable(map(loader.epoch, count()))
     theirs = chain.from_iterable(map(partial(_augment_by_image, images, info), count()))
     difference = float((next(ours)[0] - next(theirs)).abs().max())

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from selectconv.allocate.report import AllocationReport
-from selectconv.lab.data.serve.batches import Loader
+from selectconv.lab.data.loaders import Loader
 from selectconv.lab.train.config import TrainConfig
 from selectconv.lab.train.evaluation import Batches
 

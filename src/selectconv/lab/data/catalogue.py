@@ -1,8 +1,8 @@
-"""What is known about each data set, and where in a folder its files are."""
+"""What is known about each data set: what it is, where its files are, and how they are read."""
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from selectconv.lab.data.image_set import DatasetInfo, ImageSet
@@ -11,6 +11,10 @@ from selectconv.lab.data.read.image_folder import ImageFolder
 
 Images = ImageSet | ImageFolder
 
+_FASHION_MNIST = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+_CIFAR = "https://www.cs.toronto.edu/~kriz/"
+_TINY_IMAGENET = "http://cs231n.stanford.edu/"
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -18,19 +22,25 @@ class Entry:
 
     Attributes:
         info: what a training needs to know.
-        places: where in a folder the files may be; fetched ones go to the first. Empty: no files.
-        files: what must be there.
-        read: the reader of such a folder; it is called with the folder and `info`.
+        read: the reader of a folder with the files; it is called with the folder and `info`.
+        places: where in a folder the files may be; fetched ones go to the first.
+        files: what must be there; a set that needs none is found anywhere.
         wanted: what to put into the folder if they are missing.
         suffixes: what the files' names may end with.
+        archive: the file that holds all of them as the folder `places[0]`; None: there is none.
+        downloads: the published files, address to MD5. Empty: they cannot be fetched.
+        max_bytes: the most that a download may have, or an archive unpack to.
     """
 
     info: DatasetInfo
-    places: tuple[str, ...]
-    files: tuple[str, ...]
     read: Callable[[Path, DatasetInfo], tuple[Images, Images | None]]
-    wanted: str
+    places: tuple[str, ...] = (".",)
+    files: tuple[str, ...] = ()
+    wanted: str = ""
     suffixes: tuple[str, ...] = ("",)
+    archive: str | None = None
+    downloads: Mapping[str, str] = field(default_factory=dict)
+    max_bytes: int = 0
 
     def missing(self, folder: Path) -> list[str]:
         """Return which of the files a folder lacks."""
@@ -42,6 +52,8 @@ class Entry:
         ]
 
 
+# Checksums: the data sets' own pages (Fashion-MNIST's README, the CIFAR page); Tiny-ImageNet's page
+# publishes none, it is the one that other readers of the archive agree on.
 # Statistics are those of the training set, over all its pixels. Fashion-MNIST and digits: computed
 # from the files (Fashion-MNIST's are not MNIST's 0.1307/0.3081, which the paper's authors used).
 # CIFAR: as published by many, four digits of the exact values. Tiny-ImageNet: as published for its
@@ -62,11 +74,18 @@ ENTRIES = {
                 mean=(0.2860,),
                 std=(0.3530,),
             ),
-            ("fashion-mnist", "FashionMNIST/raw", "."),
-            idx.FILES,
             idx.read_fashion_mnist,
-            "fashion-mnist/ with " + ", ".join(f"{name}.gz" for name in idx.FILES),
+            places=("fashion-mnist", "FashionMNIST/raw", "."),
+            files=idx.FILES,
+            wanted="fashion-mnist/ with " + ", ".join(f"{name}.gz" for name in idx.FILES),
             suffixes=("", ".gz"),
+            downloads={
+                f"{_FASHION_MNIST}train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+                f"{_FASHION_MNIST}train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+                f"{_FASHION_MNIST}t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+                f"{_FASHION_MNIST}t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+            },
+            max_bytes=30_000_000,
         ),
         Entry(
             DatasetInfo(
@@ -81,11 +100,14 @@ ENTRIES = {
                 mean=(0.4914, 0.4822, 0.4465),
                 std=(0.2470, 0.2435, 0.2616),
             ),
-            ("cifar-10-batches-bin", "cifar10/cifar-10-batches-bin", "cifar10", "."),
-            cifar.CIFAR10_FILES,
-            cifar.read_cifar10,
-            "cifar-10-binary.tar.gz or the unpacked cifar-10-batches-bin/ (the binary release, not "
-            "the Python one)",
+            cifar.read_cifar,
+            places=("cifar-10-batches-bin", "cifar10/cifar-10-batches-bin", "cifar10", "."),
+            files=cifar.CIFAR10_FILES,
+            wanted="cifar-10-binary.tar.gz or the unpacked cifar-10-batches-bin/ (the binary "
+            "release, not the Python one)",
+            archive="cifar-10-binary.tar.gz",
+            downloads={f"{_CIFAR}cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"},
+            max_bytes=200_000_000,
         ),
         Entry(
             DatasetInfo(
@@ -100,11 +122,14 @@ ENTRIES = {
                 mean=(0.5071, 0.4865, 0.4409),
                 std=(0.2673, 0.2564, 0.2762),
             ),
-            ("cifar-100-binary", "cifar100/cifar-100-binary", "cifar100", "."),
-            cifar.CIFAR100_FILES,
-            cifar.read_cifar100,
-            "cifar-100-binary.tar.gz or the unpacked cifar-100-binary/ (the binary release, not "
-            "the Python one)",
+            cifar.read_cifar,
+            places=("cifar-100-binary", "cifar100/cifar-100-binary", "cifar100", "."),
+            files=cifar.CIFAR100_FILES,
+            wanted="cifar-100-binary.tar.gz or the unpacked cifar-100-binary/ (the binary release, "
+            "not the Python one)",
+            archive="cifar-100-binary.tar.gz",
+            downloads={f"{_CIFAR}cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"},
+            max_bytes=200_000_000,
         ),
         Entry(
             DatasetInfo(
@@ -119,10 +144,15 @@ ENTRIES = {
                 mean=(0.4802, 0.4481, 0.3975),
                 std=(0.2770, 0.2691, 0.2821),
             ),
-            ("tiny-imagenet-200", "tiny-imagenet/tiny-imagenet-200", "tiny-imagenet", "."),
-            tiny_imagenet.FILES,
             tiny_imagenet.read_tiny_imagenet,
-            "tiny-imagenet-200.zip or the unpacked tiny-imagenet-200/",
+            places=("tiny-imagenet-200", "tiny-imagenet/tiny-imagenet-200", "tiny-imagenet", "."),
+            files=tiny_imagenet.FILES,
+            wanted="tiny-imagenet-200.zip or the unpacked tiny-imagenet-200/",
+            archive="tiny-imagenet-200.zip",
+            downloads={
+                f"{_TINY_IMAGENET}tiny-imagenet-200.zip": "90528d7ca1a48142e341f4ef8d21d0de"
+            },
+            max_bytes=1_000_000_000,
         ),
         Entry(
             DatasetInfo(
@@ -137,10 +167,10 @@ ENTRIES = {
                 mean=(0.485, 0.456, 0.406),
                 std=(0.229, 0.224, 0.225),
             ),
-            ("imagenet", "."),
-            image_folder.FILES,
-            image_folder.read_image_folder,
-            "imagenet/ with train/ and val/, each with one folder of JPEG files per class",
+            image_folder.read_imagenet,
+            places=("imagenet", "."),
+            files=image_folder.FILES,
+            wanted="imagenet/ with train/ and val/, each with one folder of JPEG files per class",
         ),
         Entry(
             DatasetInfo(
@@ -155,10 +185,7 @@ ENTRIES = {
                 mean=(0.3054,),
                 std=(0.3753,),
             ),
-            (),
-            (),
             digits.read_digits,
-            "nothing: it comes with scikit-learn",
         ),
     )
 }

@@ -1,9 +1,10 @@
 """Images in memory, the description of their data set, and the fixed choice of a subset."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from selectconv.checks import check_count
@@ -44,15 +45,29 @@ class DatasetInfo:
     std: tuple[float, ...]
     classes: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        channels = self.shape[0]
-        if len(self.mean) != channels or len(self.std) != channels:
+    def shrunk(self, image_size: int) -> "DatasetInfo":
+        """Describe the same data set with smaller images: their shape, and the padding of crops.
+
+        Mean and deviation stay those of the full images: averaging pixels keeps the mean, and the
+        slightly smaller deviation does not matter.
+
+        Raises:
+            TypeError, ValueError: the size does not divide the images' own, or the data set's
+                images are cropped from files.
+        """
+        check_count("image_size", image_size, 1)
+        channels, height, _ = self.shape
+        if self.name == "imagenet":
             raise ValueError(
-                f"`mean` and `std` need {channels} values, got {self.mean!r} and {self.std!r}."
+                "`image_size` is for sets of small images; imagenet's are cropped to 224."
             )
-        if min(self.std) <= 0:
-            raise ValueError(f"`std` must be positive, got {self.std!r}.")
-        check_count("padding", self.padding, 0)
+        if height % image_size:
+            raise ValueError(
+                f"`image_size` must divide {height}, the size of {self.name}'s images; "
+                f"got {image_size}."
+            )
+        padding = self.padding * image_size // height
+        return replace(self, shape=(channels, image_size, image_size), padding=padding)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,24 +82,46 @@ class ImageSet:
     images: Tensor
     labels: Tensor
 
-    def __post_init__(self) -> None:
-        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
-            raise ValueError(
-                "`images` must be uint8 of shape (N, C, H, W), got "
-                f"{self.images.dtype} of shape {tuple(self.images.shape)}."
-            )
-        if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
-            raise ValueError(
-                f"`labels` must be int64 of shape ({len(self.images)},), got "
-                f"{self.labels.dtype} of shape {tuple(self.labels.shape)}."
-            )
-
     def __len__(self) -> int:
         return len(self.images)
 
     def take(self, index: Tensor) -> "ImageSet":
         """Return the images at `index` (int64), in that order."""
         return ImageSet(self.images[index], self.labels[index])
+
+    def shrunk(self, image_size: int) -> "ImageSet":
+        """Shrink the images to a whole fraction of their size: means of the pixels they cover.
+
+        Example:
+            >>> images = torch.tensor([[0, 2, 8, 8], [4, 2, 8, 8]] * 2, dtype=torch.uint8)
+            >>> ImageSet(images[None, None], torch.zeros(1).long()).shrunk(2).images.tolist()
+            [[[[2, 8], [2, 8]]]]
+        """
+        factor = self.images.shape[-1] // image_size
+        parts = [
+            F.avg_pool2d(part.float(), factor).round().to(torch.uint8)
+            for part in self.images.split(4096)  # as floats, all of them would need a lot of memory
+        ]
+        return ImageSet(torch.cat(parts), self.labels)
+
+
+def label_images(
+    images: np.ndarray, labels: np.ndarray, num_classes: int, where: object
+) -> ImageSet:
+    """Join images (N, C, H, W) and their labels (N,), both as bytes.
+
+    Raises:
+        DataError: there is not one label for each image, or it names no class; `where` is named.
+    """
+    if len(labels) != len(images):
+        raise DataError(f"{where} has {len(labels):,} labels for {len(images):,} images.")
+    wrong = np.flatnonzero(labels >= num_classes)
+    if len(wrong):
+        raise DataError(
+            f"{where}: image {wrong[0]:,} has label {labels[wrong[0]]}, wanted 0 to "
+            f"{num_classes - 1}: damaged, or from another set."
+        )
+    return ImageSet(torch.from_numpy(images.copy()), torch.from_numpy(labels.astype(np.int64)))
 
 
 def subset_index(num_images: int, size: int) -> Tensor:
@@ -93,30 +130,9 @@ def subset_index(num_images: int, size: int) -> Tensor:
     The first ones of a permutation that depends on `num_images` only, so a smaller subset is the
     start of a larger one.
 
-    Raises:
-        TypeError, ValueError: `size` is not an integer from 1 to `num_images`.
-
     Example:
         >>> subset_index(60_000, 4).tolist()
         [1055, 35744, 11724, 11086]
     """
-    check_count("size", size, 1)
-    if size > num_images:
-        raise ValueError(f"`size` must be at most {num_images:,} (all images), got {size:,}.")
     permutation = np.random.RandomState([_SUBSET_SEED, num_images]).permutation(num_images)
     return torch.from_numpy(permutation[:size].astype(np.int64))
-
-
-def check_labels(labels: Tensor, num_classes: int, where: object) -> None:
-    """Check that every label names a class.
-
-    Raises:
-        DataError: one does not; `where` is named.
-    """
-    wrong = torch.nonzero((labels < 0) | (labels >= num_classes)).flatten()
-    if len(wrong):
-        first = int(wrong[0])
-        raise DataError(
-            f"{where}: image {first:,} has label {int(labels[first])}, wanted 0 to "
-            f"{num_classes - 1}; {len(wrong):,} labels are wrong: damaged, or from another set."
-        )

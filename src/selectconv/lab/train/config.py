@@ -248,10 +248,9 @@ class TrainConfig:
         The user's own images are counted when they are read, so that a run's settings are valid
         on any machine.
         """
-        from selectconv.lab.data.read.own_images import own_folder
-        from selectconv.lab.data.registry import check_amounts, dataset_info
+        from selectconv.lab.data.registry import check_amounts, dataset_info, list_datasets
 
-        if own_folder(self.data) is None:
+        if self.data in list_datasets():
             check_amounts(dataset_info(self.data, self.image_size), self.subset, self.test_subset)
 
     def _check_method(self) -> None:

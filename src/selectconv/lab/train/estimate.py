@@ -19,7 +19,7 @@ from selectconv.core.plan import LayerPlan
 from selectconv.core.threads import using
 from selectconv.deploy.cost import count_macs, count_params
 from selectconv.lab.data.image_set import DatasetInfo
-from selectconv.lab.data.registry import check_amounts, check_root, find_dataset, where_to_look
+from selectconv.lab.data.registry import check_amounts, find_dataset
 from selectconv.lab.train.config import TrainConfig
 from selectconv.lab.train.device import choose_device
 from selectconv.lab.train.loop import build_optimizer
@@ -40,8 +40,8 @@ _MAX_SHIFT = 1.5
 def announce(config: TrainConfig, folder: Path, console: Console) -> None:
     """Print a run's plan: network, data, steps, selection, and the time it will take."""
     device = choose_device(config)
-    check_root(config.data, config.data_root)
     info = describe_data(config)
+    is_missing = find_dataset(config.data, config.data_root) is None
     check_amounts(info, config.subset, config.test_subset, holdout=config.holdout)
     check_network(config, info)
     train_images = config.subset or info.num_train
@@ -54,11 +54,7 @@ def announce(config: TrainConfig, folder: Path, console: Console) -> None:
     if not info.num_test:
         test_images = "no test images: no error is measured"
     table.add_row("data", f"{config.data}, {train_images:,} training and {test_images}, {images}")
-    if (
-        not info.classes  # not the user's own images, which were listed just now
-        and where_to_look(config.data, config.data_root)
-        and find_dataset(config.data, config.data_root) is None
-    ):
+    if is_missing:
         table.add_row("", "not found on this machine: the run fetches it, or says what to do")
     table.add_row("method", describe_method(config))
     steps = -(-train_images // config.batch_size)

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from selectconv.allocate.report import AllocationReport
 from selectconv.lab.data.catalogue import Images
+from selectconv.lab.data.loaders import Batching, Loader, make_loader
 from selectconv.lab.data.registry import Splits
-from selectconv.lab.data.serve.batches import Loader
-from selectconv.lab.data.serve.loader import make_loader
 from selectconv.lab.train.config import TrainConfig
 
 Batches = Iterable[tuple[Tensor, Tensor]]
@@ -72,9 +71,7 @@ class Evaluation:
 
     def build_loader(self, images: Images, *, train: bool) -> Loader:
         """Build this process's loader of some of the images."""
-        return make_loader(
-            images,
-            self.splits.info,
+        batching = Batching(
             self.config.batch_size // self.fabric.world_size,
             train=train,
             device=self.fabric.device,
@@ -83,6 +80,7 @@ class Evaluation:
             world_size=self.fabric.world_size,
             channels_last=self.config.channels_last,
         )
+        return make_loader(images, self.splits.info, batching)
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:
         """Add up the values of all processes."""

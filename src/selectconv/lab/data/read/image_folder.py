@@ -1,4 +1,4 @@
-"""Image files in one folder per class (ImageNet, or your own), and their crops."""
+"""Image files in one folder per class: ImageNet, and your own images (`imagefolder:DIR`)."""
 
 import math
 import os
@@ -10,26 +10,40 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from selectconv.errors import DataError, SelectConvError
-from selectconv.lab.data.image_set import DatasetInfo
-from selectconv.lab.data.read.image_file import import_pillow, open_image
+from selectconv.errors import DataError, UsageError
+from selectconv.lab.data.image_set import DatasetInfo, ImageSet
+from selectconv.lab.data.read.image_file import (
+    as_tensor,
+    centre_crop,
+    decode_images,
+    import_pillow,
+    open_image,
+)
 
+PREFIX = "imagefolder:"
 FILES = ("train", "val")
-SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
+_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 # Training: a crop of this share of the area and this aspect ratio ("Going deeper", Szegedy et al.).
 _SCALE = (0.08, 1.0)
 _RATIO = (3 / 4, 4 / 3)
 # Test: the shorter side becomes 256 for a crop of 224.
 _TEST_RESIZE = 256 / 224
+_LARGEST = 224  # of your images, unless a training asks for more
+_IN_MEMORY = 64  # up to this size your images are decoded once and kept
+# ImageNet's, which pretrained networks expect. Grayscale: those of its luma, for channels that
+# vary together.
+_STATISTICS = {
+    3: ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    1: ((0.459,), (0.226,)),
+}
 
 # An image's index and, in training, the seed of its own augmentation.
 Key = int | tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class ImageFolder(Dataset[tuple[Tensor, int]]):
+class ImageFolder:
     """Image files in one folder per class, decoded when asked for.
 
     `folder[i]` is image i as in a test: resized by its shorter side, centre crop. `folder[i, seed]`
@@ -52,20 +66,19 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
     names: np.ndarray
     labels: Tensor
     size: int
-    channels: int = 3
+    channels: int
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __getitem__(self, key: Key) -> tuple[Tensor, int]:
         index, seed = key if isinstance(key, tuple) else (key, None)
-        image = open_image(self.path(index), channels=self.channels)
+        image = open_image(self.path(index), self.channels)
         if seed is None:
-            image = centre_crop(image, self.size)
+            image = centre_crop(image, self.size, margin=_TEST_RESIZE)
         else:
             image = _random_crop(image, self.size, random.Random(seed))
-        pixels = torch.from_numpy(np.array(image)).view(self.size, self.size, self.channels)
-        return pixels.permute(2, 0, 1).contiguous(), int(self.labels[index])
+        return as_tensor(image).contiguous(), int(self.labels[index])
 
     def path(self, index: int) -> Path:
         """Return the file of image `index`."""
@@ -77,109 +90,60 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         return replace(self, names=self.names[index.numpy()], labels=self.labels[index])
 
 
-def read_image_folder(folder: Path, info: DatasetInfo) -> tuple[ImageFolder, ImageFolder]:
-    """Return training and test images from a folder with `train` and `val`, one folder per class.
+def list_splits(
+    folder: Path, test_name: str, shape: tuple[int, int, int]
+) -> tuple[ImageFolder, ImageFolder | None]:
+    """List the images of `train` and of `test_name`, if that is there, with one folder per class.
 
     A label is the place of its class folder in the sorted names of `train`.
 
+    Args:
+        folder: has these folders.
+        test_name: the folder of the test images, which need not show every class.
+        shape: (C, H, W) of the images to serve.
+
     Raises:
-        DataError: a folder is missing or not what it should be.
+        DataError: a folder is not what it should be.
     """
-    classes = list_classes(folder / "train")
-    if not 0 < len(classes) <= info.num_classes:
-        raise DataError(
-            f"{folder / 'train'} has {len(classes):,} class folders, wanted {info.num_classes:,}."
-        )
-    train = list_images(folder / "train", classes, info.shape)
-    return train, list_test(folder / "val", classes, info.shape)
+    train = _list_images(folder / "train", shape)
+    if not (folder / test_name).is_dir():
+        return train, None
+    return train, _list_images(folder / test_name, shape, train.classes)
 
 
-def list_test(
-    folder: Path,
-    classes: tuple[str, ...],
-    shape: tuple[int, int, int],
-    *,
-    error: type[SelectConvError] = DataError,
+def _list_images(
+    folder: Path, shape: tuple[int, int, int], known: tuple[str, ...] = ()
 ) -> ImageFolder:
-    """Return the images of a folder whose classes must be among those of training.
-
-    Raises:
-        SelectConvError: of the class `error`: it has no class folders, or one that training does
-            not have.
-    """
-    found = list_classes(folder)
+    """List the images of the classes `known`; without these, of all, each of which needs one."""
+    found = tuple(entry.name for entry in _scan(folder) if entry.is_dir())
     if not found:
-        raise error(
-            f"{folder} has no class folders: sort its images into one folder per class, "
-            "named as in train."
-        )
-    strange = sorted(set(found) - set(classes))
+        raise DataError(f"{folder} has no class folders: sort its images into one per class.")
+    classes = known or found
+    strange = set(found) - set(classes)
     if strange:
-        raise error(f"{folder} has the class {strange[0]!r}, which train does not have.")
-    return list_images(folder, classes, shape, error=error)
+        raise DataError(f"{folder} has the class {min(strange)!r}, which train does not have.")
+    files: list[bytes] = []
+    counts = []
+    for name in classes:
+        entries = _scan(folder / name) if name in found else []
+        here = [os.fsencode(e.name) for e in entries if e.name.lower().endswith(_SUFFIXES)]
+        if not here and not known:
+            raise DataError(f"{folder / name} has no images ({', '.join(_SUFFIXES)}).")
+        files += here
+        counts.append(len(here))
+    if not files:
+        raise DataError(f"{folder} has no images ({', '.join(_SUFFIXES)}).")
+    labels = torch.repeat_interleave(torch.arange(len(classes)), torch.tensor(counts))
+    return ImageFolder(folder, classes, np.array(files), labels, shape[1], shape[0])
 
 
-def list_classes(folder: Path) -> tuple[str, ...]:
-    """Return the sorted names of the class folders; hidden folders do not count.
-
-    Raises:
-        DataError: the folder cannot be read.
-    """
+def _scan(folder: Path) -> list["os.DirEntry[str]"]:
+    """Return what is in a folder and not hidden, in the order of the names."""
     try:
-        found = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+        entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
     except OSError as error:
         raise DataError(f"{folder} cannot be read: {error.strerror or error}.") from error
-    return tuple(sorted(name for name in found if not name.startswith(".")))
-
-
-def list_images(
-    folder: Path,
-    classes: tuple[str, ...],
-    shape: tuple[int, int, int],
-    *,
-    error: type[SelectConvError] = DataError,
-) -> ImageFolder:
-    """Return the images of some class folders, as (C, H, W) of `shape`.
-
-    Raises:
-        SelectConvError: of the class `error`: there are no images.
-        DataError: a folder cannot be read.
-    """
-    names: list[bytes] = []
-    counts: list[int] = []
-    for name in classes:
-        try:
-            found = sorted(
-                os.fsencode(entry.name)
-                for entry in os.scandir(folder / name)
-                if entry.name.lower().endswith(SUFFIXES) and not entry.name.startswith(".")
-            )
-        except FileNotFoundError:
-            found = []  # a part of `val` need not show every class
-        except OSError as problem:
-            raise DataError(
-                f"{folder / name} cannot be read: {problem.strerror or problem}."
-            ) from problem
-        names += found
-        counts.append(len(found))
-    if folder.name == "train" and not all(counts):
-        empty = classes[counts.index(0)]
-        raise error(f"{folder / empty} has no images ({', '.join(SUFFIXES)}).")
-    if not names:
-        raise error(f"{folder} has no images ({', '.join(SUFFIXES)}).")
-    labels = torch.repeat_interleave(torch.arange(len(classes)), torch.tensor(counts))
-    return ImageFolder(folder, classes, np.array(names), labels, shape[1], shape[0])
-
-
-def centre_crop(image: Any, size: int, *, margin: float = _TEST_RESIZE) -> Any:
-    """Return the middle of an image whose shorter side was resized to `margin * size`."""
-    shorter = round(size * margin)
-    width, height = image.size
-    # The longer side is rounded down, as in the common code: 500x375 becomes 341x256.
-    new = tuple(shorter * side // min(width, height) for side in (width, height))
-    left, top = (round((side - size) / 2) for side in new)
-    resized = image.resize(new, resample=import_pillow().Resampling.BILINEAR)
-    return resized.crop((left, top, left + size, top + size))
+    return sorted(entries, key=lambda entry: os.fsencode(entry.name))
 
 
 def _random_crop(image: Any, size: int, draw: random.Random) -> Any:
@@ -203,3 +167,104 @@ def _random_box(width: int, height: int, draw: random.Random) -> tuple[int, int,
     h = min(height, round(width / _RATIO[0]))
     left, top = (width - w) // 2, (height - h) // 2
     return left, top, left + w, top + h
+
+
+def read_imagenet(folder: Path, info: DatasetInfo) -> tuple[ImageFolder, ImageFolder | None]:
+    """Return training and test images from a folder with `train` and `val`, one folder per class.
+
+    Raises:
+        DataError: a folder is missing or not what it should be.
+    """
+    train, test = list_splits(folder, "val", info.shape)
+    if len(train.classes) > info.num_classes:
+        raise DataError(
+            f"{train.root} has {len(train.classes):,} class folders, wanted {info.num_classes:,}."
+        )
+    return train, test
+
+
+def own_folder(name: str, root: Path | str | None = None) -> Path | None:
+    """Return the folder that `imagefolder:DIR` names; None for other names.
+
+    Args:
+        name: of a data set.
+        root: what a relative DIR is relative to; None: the current folder.
+
+    Raises:
+        ValueError: the name has no DIR.
+
+    Example:
+        >>> own_folder("imagefolder:photos", "data").as_posix()
+        'data/photos'
+    """
+    if not name.startswith(PREFIX):
+        return None
+    given = name.removeprefix(PREFIX).strip()
+    if not given:
+        raise ValueError(
+            f"`data` {PREFIX}DIR needs a folder, with train/ and test/ in it; got {name!r}."
+        )
+    return Path(root or "").expanduser() / Path(given).expanduser()
+
+
+def describe_own_images(name: str, folder: Path, image_size: int | None) -> DatasetInfo:
+    """Describe a folder of your images from its listing and its first training image.
+
+    Args:
+        name: what the user typed.
+        folder: has `train`, and perhaps `test`.
+        image_size: height and width. None: the shorter side of the first training image, at most
+            224.
+
+    Raises:
+        UsageError: there is no such folder, it has no class folders, a class without images, or
+            one in `test` that `train` does not have.
+        DataError: the first image cannot be read.
+    """
+    if not (folder / "train").is_dir():
+        raise UsageError(
+            f"`data`: there is no folder {folder / 'train'} (--data-root says where to look); "
+            f"{folder} must have train/ and test/, each with one folder of images per class."
+        )
+    try:
+        train, test = list_splits(folder, "test", (3, 1, 1))
+    except DataError as error:
+        raise UsageError(f"`data`: {error}") from error
+    first = open_image(train.path(0))
+    size = image_size or min(*first.size, _LARGEST)
+    channels = len(first.getbands())
+    mean, std = _STATISTICS[channels]
+    return DatasetInfo(
+        name=name,
+        title=folder.resolve().name,
+        num_classes=len(train.classes),
+        shape=(channels, size, size),
+        num_train=len(train),
+        num_test=0 if test is None else len(test),
+        padding=size // 8 if size <= _IN_MEMORY else 0,
+        flip=True,
+        mean=mean,
+        std=std,
+        classes=train.classes,
+    )
+
+
+def read_own_images(
+    folder: Path, info: DatasetInfo
+) -> tuple[ImageSet | ImageFolder, ImageSet | ImageFolder | None]:
+    """Return training and test images of a folder that was described; None: it has no `test`.
+
+    Images of up to 64 pixels are decoded now, larger ones when they are needed.
+
+    Raises:
+        DataError: an image cannot be decoded; it is named.
+    """
+    train, test = list_splits(folder, "test", info.shape)
+    if info.shape[1] > _IN_MEMORY:
+        return train, test
+    return _decode(train, info), None if test is None else _decode(test, info)
+
+
+def _decode(images: ImageFolder, info: DatasetInfo) -> ImageSet:
+    paths = [images.path(index) for index in range(len(images))]
+    return ImageSet(decode_images(paths, info.shape, info.title), images.labels)

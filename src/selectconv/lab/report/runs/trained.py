@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from selectconv.errors import SelectConvError
 from selectconv.lab.data.image_set import ImageSet
+from selectconv.lab.data.loaders import Batching, make_loader
 from selectconv.lab.data.registry import load_dataset
-from selectconv.lab.data.serve.device_loader import DeviceLoader
 from selectconv.lab.report.runs.collect import Run
 from selectconv.lab.train.network import build_model, load_network
 
@@ -53,7 +53,7 @@ def load_trained(run: Run, num_images: int) -> Trained | str:
     if not isinstance(splits.test, ImageSet):
         return "It is drawn for data sets of small images only."
     chosen = splits.test.take(torch.arange(min(num_images, len(splits.test))))
-    loader = DeviceLoader(chosen, splits.info, len(chosen), train=False)
+    loader = make_loader(chosen, splits.info, Batching(len(chosen), train=False))
     images, _ = next(loader.epoch(0))
     return Trained(model, fresh.eval(), images, chosen.images)
 

@@ -1,4 +1,4 @@
-"""Batches on the device against a loop over images; what they depend on, and what not."""
+"""Who gets which images of an epoch; batches on the device against a loop over images."""
 
 import math
 from itertools import chain, pairwise
@@ -6,12 +6,79 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from selectconv.lab.data import DatasetInfo, DeviceLoader, ImageSet, make_loader
-from selectconv.lab.data.serve.batches import draw_epoch
+from selectconv.lab.data import Batching, DatasetInfo, ImageSet, loaders, make_loader
+from selectconv.lab.data.loaders import draw_epoch, epoch_generator
 
 # x * a + b in float32 against (x / 255 - mean) / std in float64, for values up to 3.
 TOLERANCE = 2e-6
+
+
+def positions(num_images, *, train=True, **options):
+    return [list(range(*span)) for span in Batching(train=train, **options).cut(num_images)]
+
+
+def test_one_process_gets_everything_in_order():
+    assert positions(7, batch_size=3) == [[0, 1, 2], [3, 4, 5], [6]]
+    assert positions(6, batch_size=3) == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_a_rest_smaller_than_the_ranks_is_left_out_in_training_only():
+    options = {"batch_size": 2, "world_size": 4}
+    for rank in range(4):
+        assert positions(9, rank=rank, **options) == [[2 * rank, 2 * rank + 1]]
+        shares = positions(9, rank=rank, train=False, **options)
+        assert shares[1:] == ([[8]] if rank == 0 else [])
+
+
+@given(
+    num_images=st.integers(4, 60),
+    batch_size=st.integers(1, 7),
+    world_size=st.integers(1, 4),
+)
+def test_ranks_together_see_what_one_process_sees(num_images, batch_size, world_size):
+    one = positions(num_images, batch_size=batch_size * world_size)
+    options = [
+        {"batch_size": batch_size, "rank": rank, "world_size": world_size}
+        for rank in range(world_size)
+    ]
+    shares = [positions(num_images, train=False, **each) for each in options]
+    assert all(all(share) for share in shares)
+    for number, batch in enumerate(one):
+        parts = [share[number] for share in shares if number < len(share)]
+        assert list(chain(*parts)) == batch
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    trained = [positions(num_images, **each) for each in options]
+    assert len({len(share) for share in trained}) == 1
+    for share, tested in zip(trained, shares, strict=True):
+        assert share == tested[: len(share)]
+
+
+def test_too_few_images_are_refused():
+    with pytest.raises(ValueError, match="3 images give no batch of 5 for each of 4 processes"):
+        Batching(5, train=True, world_size=4).cut(3)
+
+
+def test_neighbouring_seeds_and_epochs_share_nothing():
+    draws = {
+        (seed, epoch): torch.rand(4, generator=epoch_generator(seed, epoch)).tolist()
+        for seed in range(5)
+        for epoch in range(5)
+    }
+    assert len({tuple(draw) for draw in draws.values()}) == 25
+    assert draws[1, 2] == torch.rand(4, generator=epoch_generator(1, 2)).tolist()
+
+
+def test_the_draws_of_an_epoch():
+    order, top, left, mirrored = draw_epoch(5000, seed=1, epoch=2, padding=3, flip=True)
+    assert sorted(order.tolist()) == list(range(5000))
+    assert order.tolist() != list(range(5000))
+    assert set(top.tolist()) == set(left.tolist()) == set(range(7))
+    assert mirrored.dtype == torch.bool
+    assert not draw_epoch(5000, seed=1, epoch=2, padding=3, flip=False)[3].any()
+    assert draw_epoch(50, seed=1, epoch=2, padding=0, flip=True)[1].max() == 0
 
 
 def make(count=23, shape=(3, 6, 5), padding=2, flip=True, seed=0):
@@ -62,7 +129,7 @@ def oracle(images, info, batch_size, seed, epoch):
 
 def load(images, info, batch_size=4, *, epoch=0, **options):
     options = {"train": True, "seed": 5, **options}
-    return list(DeviceLoader(images, info, batch_size, **options).epoch(epoch))
+    return list(make_loader(images, info, Batching(batch_size, **options)).epoch(epoch))
 
 
 def assert_same(first, second):
@@ -103,8 +170,7 @@ def test_training_batches_are_those_of_a_loop_over_images(case, channels_last):
 def test_the_way_of_accelerators_gives_the_same(case, monkeypatch):
     images, info = make(**CASES[case])
     wanted = load(images, info)
-    framed = DeviceLoader(images, info, 4, train=True)._framed
-    monkeypatch.setattr(type(framed), "_crop_runs", type(framed)._crop_bytes)
+    monkeypatch.setattr(loaders._FramedImages, "crop", loaders._FramedImages._gather)
     assert_same(load(images, info), wanted)
 
 
@@ -133,13 +199,6 @@ def test_crops_are_uniform_and_rows_and_columns_independent():
     assert counts.sum() == 5000
     # Chi-squared with 24 degrees of freedom: above 60 once in 10,000 trials.
     assert ((counts - 200) ** 2 / 200).sum() < 60
-
-
-def test_shifts_and_flips_differ_within_a_batch():
-    images, info = make(count=64, shape=(1, 9, 9), padding=2)
-    images.images[:] = images.images[0].clone()
-    batch, _ = load(images, info, 64)[0]
-    assert len({tuple(image.flatten().tolist()) for image in batch}) > 30  # of 50 possible ones
 
 
 def test_the_frame_is_black_before_normalisation():
@@ -171,7 +230,7 @@ def test_seed_and_epoch_decide_everything():
 
 def test_epochs_can_be_taken_in_any_order_and_broken_off():
     images, info = make()
-    loader = DeviceLoader(images, info, 4, train=True, seed=5)
+    loader = make_loader(images, info, Batching(4, train=True, seed=5))
     next(loader.epoch(7))
     first, second = loader.epoch(0), loader.epoch(1)
     interleaved = [batch for pair in zip(first, second, strict=True) for batch in pair]
@@ -184,7 +243,7 @@ def test_the_global_random_state_and_the_threads_are_left_alone():
     torch.set_num_threads(2)
     before = torch.get_rng_state()
     for train in (True, False):
-        for _ in DeviceLoader(images, info, 4, train=train, seed=5).epoch(0):
+        for _ in make_loader(images, info, Batching(4, train=train, seed=5)).epoch(0):
             assert torch.get_num_threads() == 2
     assert torch.get_num_threads() == 2
     assert torch.equal(torch.get_rng_state(), before)
@@ -234,6 +293,7 @@ def test_test_batches_of_two_ranks_are_each_image_once():
     images, info = make(count=9)
     ranks = [load(images, info, 2, train=False, rank=rank, world_size=2) for rank in (0, 1)]
     assert [len(rank) for rank in ranks] == [3, 2]
+    assert load(images, info, 9, train=False, rank=9, world_size=10) == []
     whole = by_image(load(images, info, 9, train=False))[0]
     assert sorted(chain(*by_image(ranks[0]), *by_image(ranks[1]))) == whole
 
@@ -241,7 +301,7 @@ def test_test_batches_of_two_ranks_are_each_image_once():
 @pytest.mark.parametrize("train", [True, False])
 def test_length_and_last_batch(train):
     images, info = make(count=10)
-    loader = DeviceLoader(images, info, 4, train=train)
+    loader = make_loader(images, info, Batching(4, train=train))
     assert len(loader) == 3
     assert loader.num_images == 10
     assert [len(labels) for _, labels in loader.epoch(0)] == [4, 4, 2]
@@ -262,7 +322,7 @@ def test_memory_format(train):
 @pytest.mark.parametrize("train", [True, False])
 def test_writing_into_a_batch_harms_nothing(train):
     images, info = make()
-    loader = DeviceLoader(images, info, 4, train=train, seed=5)
+    loader = make_loader(images, info, Batching(4, train=train, seed=5))
     kept = images.images.clone(), images.labels.clone()
     wanted = list(loader.epoch(0))
     for batch, labels in loader.epoch(0):
@@ -278,36 +338,6 @@ def test_batches_of_an_epoch_share_no_memory():
     batches = load(images, info)
     for (first, _), (second, _) in pairwise(batches):
         assert first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, "`batch_size` must be at least 1, got 0"),
-        ({"seed": -1}, "`seed` must be at least 0, got -1"),
-        ({"rank": 1}, "`rank` must be less than 1, got 1"),
-        ({"world_size": 24}, "23 images give no batch of 4 for each of 24"),
-    ],
-)
-def test_wrong_arguments_are_refused(options, message):
-    images, info = make()
-    with pytest.raises(ValueError, match=message):
-        DeviceLoader(images, info, **{"batch_size": 4, "train": True, **options})
-
-
-def test_images_of_another_shape_are_refused():
-    images, _ = make()
-    _, info = make(shape=(1, 6, 5))
-    with pytest.raises(ValueError, match=r"must have shape \(N, 1, 6, 5\), got \(23, 3, 6, 5\)"):
-        DeviceLoader(images, info, 4, train=True)
-
-
-def test_make_loader_passes_everything_on():
-    images, info = make()
-    options = {"train": True, "seed": 7, "rank": 1, "world_size": 2, "channels_last": True}
-    found = list(make_loader(images, info, 4, **options).epoch(1))
-    assert_same(found, load(images, info, 4, epoch=1, **options))
-    assert found[0][0].is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.gpu

@@ -1,1 +1,0 @@
-"""Find, fetch and unpack the files of data sets."""

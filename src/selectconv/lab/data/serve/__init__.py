@@ -1,1 +1,0 @@
-"""Serve augmented batches of images to a training loop."""

@@ -1,7 +1,7 @@
 """Where a layer gets E[X] and Var[X] of its input from: batch norm's parameters, or observation."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import cast
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -16,9 +16,6 @@ from selectconv.core.moments import (
     expected_square_activation,
     is_relu,
 )
-from selectconv.errors import MeanSourceError
-
-OBSERVED = ("observed_mean", "observed_var", "observed_batches")
 
 
 class MeanSource:
@@ -37,45 +34,30 @@ class MeanSource:
         """Whether the input is known never to be negative."""
         return bool(self.parts) and all(part.is_nonnegative for part in self.parts)
 
-    def batch_norms(self) -> Iterator[_BatchNorm]:
-        """Yield the batch norms that the source reads."""
+    def leaves(self) -> Iterator["MeanSource"]:
+        """Yield what the source is made of in the end: itself, if it has no parts."""
         for part in self.parts:
-            yield from part.batch_norms()
+            yield from part.leaves()
+        if not self.parts:
+            yield self
 
-    def moments(self, buffers: Mapping[str, Tensor | None], variance: bool) -> list[Tensor]:
-        """Compute E[X] and, if it is wanted, Var[X] of a layer with these buffers, (C,) each.
-
-        Raises:
-            MeanSourceError: nothing has been observed yet.
-        """
-        raise NotImplementedError
+    def batch_norms(self) -> list[_BatchNorm]:
+        """Return the batch norms that the source reads."""
+        return [leaf.bn for leaf in self.leaves() if isinstance(leaf, BatchNormMean)]
 
 
-class ClosedForm(MeanSource):
-    """A source that computes both moments from what the model holds; by default from its parts."""
+class ClosedForm(MeanSource, ABC):
+    """A source that computes both moments from what the model holds."""
 
     num_channels: int
 
-    def moments(self, buffers: Mapping[str, Tensor | None], variance: bool) -> list[Tensor]:
-        """Compute E[X] and, if it is wanted, Var[X], (C,) each."""
-        return [self.mean(), self.var()] if variance else [self.mean()]
-
+    @abstractmethod
     def mean(self) -> Tensor:
         """Compute E[X], (C,)."""
-        return self._combine([part.mean() for part in self.parts])
 
+    @abstractmethod
     def var(self) -> Tensor:
         """Compute Var[X], (C,)."""
-        return self._combine([part.var() for part in self.parts])
-
-    def _combine(self, moments: list[Tensor]) -> Tensor:
-        """Arrange a moment of each part as that of the whole, (C,)."""
-        raise NotImplementedError
-
-    def _kinds(self) -> list[str]:
-        """Name what the source is made of, each kind once."""
-        kinds = dict.fromkeys(kind for part in self.parts for kind in part._kinds())
-        return list(kinds) or [repr(self)]
 
 
 class BatchNormMean(ClosedForm):
@@ -133,10 +115,6 @@ class BatchNormMean(ClosedForm):
             first = expected_activation(beta, gamma, self.act)
             second = expected_square_activation(beta, gamma, self.act)
             return (second - first * first).clamp(min=0.0).to(like.dtype).to(like.device)
-
-    def batch_norms(self) -> Iterator[_BatchNorm]:
-        """Yield the batch norms that the source reads."""
-        yield self.bn
 
     def _normal(self) -> tuple[Tensor, Tensor]:
         if self.bn.weight is None:  # affine=False: N(0, 1)
@@ -196,12 +174,17 @@ class ConcatMean(ClosedForm):
         self.parts = tuple(parts)
         self.num_channels = sum(part.num_channels for part in parts)
 
-    def _combine(self, moments: list[Tensor]) -> Tensor:
-        like = next((m for m in moments if m.device.type != "cpu"), moments[0])
-        return torch.cat([moment.to(like) for moment in moments])
+    def mean(self) -> Tensor:
+        """Concatenate the parts' means, (C,)."""
+        return _concatenate([part.mean() for part in self.parts])
+
+    def var(self) -> Tensor:
+        """Concatenate the parts' variances, (C,)."""
+        return _concatenate([part.var() for part in self.parts])
 
     def __repr__(self) -> str:
-        return f"concat of {len(self.parts)}: {', '.join(self._kinds())}"
+        kinds = dict.fromkeys(repr(leaf) for leaf in self.leaves())
+        return f"concat of {len(self.parts)}: {', '.join(kinds)}"
 
 
 class SelectedMean(ClosedForm):
@@ -230,13 +213,17 @@ class SelectedMean(ClosedForm):
         self.index = tuple(index)
         self.num_channels = len(self.index)
 
-    def _combine(self, moments: list[Tensor]) -> Tensor:
-        (moment,) = moments
-        return moment[torch.tensor(self.index, device=moment.device)]
+    def mean(self) -> Tensor:
+        """Take the channels' means, (C,)."""
+        return self.parts[0].mean()[list(self.index)]
+
+    def var(self) -> Tensor:
+        """Take the channels' variances, (C,)."""
+        return self.parts[0].var()[list(self.index)]
 
     def __repr__(self) -> str:
-        kinds = ", ".join(self._kinds())
-        return f"{self.num_channels} of {self.parts[0].num_channels} channels: {kinds}"
+        kinds = dict.fromkeys(repr(leaf) for leaf in self.leaves())
+        return f"{self.num_channels} of {self.parts[0].num_channels} channels: {', '.join(kinds)}"
 
 
 class ObservedMean(MeanSource):
@@ -269,21 +256,6 @@ class ObservedMean(MeanSource):
         self.momentum = check_fraction("momentum", momentum)
         self.pooled = bool(pooled)
 
-    def start(self, weight: Tensor, inputs: int) -> dict[str, Tensor]:
-        """Make the buffers of a layer that has seen nothing yet."""
-        zeros = weight.new_zeros(inputs, dtype=torch.float32)
-        none_seen = weight.new_zeros((), dtype=torch.int64)
-        return dict(zip(OBSERVED, (zeros, zeros.clone(), none_seen), strict=True))
-
-    def moments(self, buffers: Mapping[str, Tensor | None], variance: bool) -> list[Tensor]:
-        """Return the running mean and, if it is wanted, the running variance, (C,) each."""
-        mean, var, batches = (cast(Tensor, buffers[name]) for name in OBSERVED)
-        if not int(batches):
-            raise MeanSourceError(
-                "the layer has not seen any input yet: run it in training mode first."
-            )
-        return [mean, var] if variance else [mean]
-
     @torch.no_grad()
     def observe(self, x: Tensor, mean: Tensor, var: Tensor, batches: Tensor) -> None:
         """Fold a batch `x` (N, C, ...) into the running moments, in place."""
@@ -303,6 +275,11 @@ class ObservedMean(MeanSource):
 
     def __repr__(self) -> str:
         return "observed"
+
+
+def _concatenate(moments: list[Tensor]) -> Tensor:
+    like = next((m for m in moments if m.device.type != "cpu"), moments[0])
+    return torch.cat([moment.to(like) for moment in moments])
 
 
 def check_mean_source(source: MeanSource | None, inputs: int) -> None:

@@ -48,33 +48,29 @@ def expected_relu(beta: Tensor, gamma: Tensor) -> Tensor:
         >>> expected_relu(torch.tensor([0.0, 2.0]), torch.tensor([1.0, 0.0]))
         tensor([0.3989, 2.0000])
     """
+    return _expected_relu(beta, gamma, power=1)
+
+
+def _expected_relu(beta: Tensor, gamma: Tensor, power: int) -> Tensor:
+    """Compute `E[ReLU(N(beta, gamma^2))^power]`; `rms_damage` needs the second moment."""
     beta, gamma, dtype = _normal(beta, gamma)
-    scale, t = _scale_and_ratio(beta, gamma)
+    scale = gamma.abs()
+    ratio = beta / torch.where(gamma == 0, 1.0, scale)
+    t = ratio.clamp(-40.0, 40.0)  # phi(40) is 0 in float64; keeps inf * 0 away
     density = torch.exp(-0.5 * t * t) / math.sqrt(2 * math.pi)
-    above = scale * density + beta * _cdf(t)
-    # Left of zero the two terms cancel. Phi(t) = phi(t) * M with Mills' ratio M, so their sum is
-    # phi(t) * (1 + t M), whose bracket loses 3 digits at t = -35.
-    below = scale * density * (1 + t * _mills(t))
-    expected = torch.where(t < 0, below, above)
-    return torch.where(gamma == 0, beta.clamp(min=0.0), expected).to(dtype)
-
-
-def expected_square_relu(beta: Tensor, gamma: Tensor) -> Tensor:
-    """Compute `E[ReLU(N(beta, gamma^2))^2]`, the second moment that `rms_damage` needs.
-
-    Example:
-        >>> import torch
-        >>> expected_square_relu(torch.tensor([0.0]), torch.tensor([1.0]))
-        tensor([0.5000])
-    """
-    beta, gamma, dtype = _normal(beta, gamma)
-    scale, t = _scale_and_ratio(beta, gamma)
-    density = torch.exp(-0.5 * t * t) / math.sqrt(2 * math.pi)
-    above = (beta * beta + scale * scale) * _cdf(t) + beta * scale * density
-    # As in `expected_relu`; here the bracket loses 6 digits at t = -35.
-    below = scale * scale * density * ((1 + t * t) * _mills(t) + t)
-    second = torch.where(t < 0, below, above)
-    return torch.where(gamma == 0, beta.clamp(min=0.0) ** 2, second).to(dtype)
+    below_t = 0.5 * torch.special.erfc(-t / math.sqrt(2))  # Phi(t)
+    # Left of zero the terms cancel. Phi(t) = phi(t) * M with Mills' ratio M, from the scaled erfcx
+    # where nothing underflows, so their sum is phi(t) * (1 + t M), whose bracket loses 3 digits at
+    # t = -35; that of the second moment loses 6.
+    mills = math.sqrt(math.pi / 2) * torch.special.erfcx(-t.clamp(max=0.0) / math.sqrt(2))
+    if power == 1:
+        right = scale * density + beta * below_t
+        left = scale * density * (1 + t * mills)
+    else:
+        right = (beta * beta + scale * scale) * below_t + beta * scale * density
+        left = scale * scale * density * ((1 + t * t) * mills + t)
+    expected = torch.where(t < 0, left, right)
+    return torch.where(gamma == 0, beta.clamp(min=0.0) ** power, expected).to(dtype)
 
 
 def expected_activation(beta: Tensor, gamma: Tensor, act: Activation | None) -> Tensor:
@@ -103,7 +99,7 @@ def expected_activation(beta: Tensor, gamma: Tensor, act: Activation | None) -> 
         beta, _, dtype = _normal(beta, gamma)
         return beta.to(dtype)
     if is_relu(act):
-        return expected_relu(beta, gamma)
+        return _expected_relu(beta, gamma, power=1)
     return _integrate(beta, gamma, act, power=1)
 
 
@@ -119,7 +115,7 @@ def expected_square_activation(beta: Tensor, gamma: Tensor, act: Activation | No
         beta, gamma, dtype = _normal(beta, gamma)
         return (beta * beta + gamma * gamma).to(dtype)
     if is_relu(act):
-        return expected_square_relu(beta, gamma)
+        return _expected_relu(beta, gamma, power=2)
     return _integrate(beta, gamma, act, power=2)
 
 
@@ -142,23 +138,6 @@ def _normal(beta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
     # A handful of numbers a layer: float64 costs nothing, where the device has it (MPS does not).
     exact = torch.float32 if beta.device.type == "mps" else torch.float64
     return beta.to(exact), gamma.to(exact), dtype
-
-
-def _scale_and_ratio(beta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
-    scale = gamma.abs()
-    ratio = beta / torch.where(gamma == 0, 1.0, scale)
-    return scale, ratio.clamp(-40.0, 40.0)  # phi(40) is 0 in float64; keeps inf * 0 away
-
-
-def _cdf(t: Tensor) -> Tensor:
-    tail: Tensor = torch.special.erfc(-t / math.sqrt(2))
-    return 0.5 * tail
-
-
-def _mills(t: Tensor) -> Tensor:
-    """Mills' ratio `Phi(t) / phi(t)` for t <= 0, from the scaled erfcx: nothing underflows."""
-    scaled: Tensor = torch.special.erfcx(-t.clamp(max=0.0) / math.sqrt(2))
-    return math.sqrt(math.pi / 2) * scaled
 
 
 def _integrate(beta: Tensor, gamma: Tensor, act: Activation, power: int) -> Tensor:

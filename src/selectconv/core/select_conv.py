@@ -18,7 +18,7 @@ from selectconv.core import kernels, paths
 from selectconv.core.allocation import ReallocRule, choose_closed, smallest_gamma
 from selectconv.core.ecdm import ecdm, normalize_ecdm, rms_damage
 from selectconv.core.mean_source import (
-    OBSERVED,
+    ClosedForm,
     MeanSource,
     ObservedMean,
     check_mean_source,
@@ -215,11 +215,13 @@ class SelectConvNd(SlottedConv):
     @mean_source.setter
     def mean_source(self, source: MeanSource | None) -> None:
         check_mean_source(source, self.in_channels)
-        for name in OBSERVED:
+        for name in ("observed_mean", "observed_var", "observed_batches"):
             self._buffers.pop(name, None)
         if isinstance(source, ObservedMean):
-            for name, value in source.start(self.weight, self.in_channels).items():
-                self.register_buffer(name, value)
+            zeros = self.weight.new_zeros(self.in_channels, dtype=torch.float32)
+            self.register_buffer("observed_mean", zeros)
+            self.register_buffer("observed_var", zeros.clone())
+            self.register_buffer("observed_batches", zeros.new_zeros((), dtype=torch.int64))
         self._mean_source = source
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -244,12 +246,18 @@ class SelectConvNd(SlottedConv):
 
     def _input_moments(self, variance: bool) -> list[Tensor]:
         """Compute E[X] and, if it is wanted, Var[X], (I,) each; 0 for closed slots."""
-        if self._mean_source is None:
+        source = self._mean_source
+        if not self.knows_mean():
             raise MeanSourceError(
                 "the layer does not know its input's mean: set `mean_source` to a BatchNormMean or "
                 "an ObservedMean, or let sc.convert do so."
+                if source is None
+                else "the layer has not seen any input yet: run it in training mode first."
             )
-        moments = self._mean_source.moments(self._buffers, variance)
+        if isinstance(source, ClosedForm):
+            moments = [source.mean(), source.var()] if variance else [source.mean()]
+        else:
+            moments = [self.observed_mean, self.observed_var][: 1 + variance]
         exact = torch.promote_types(self.weight.dtype, torch.float32)
         moments = [moment.to(self.weight.device, exact)[self.index] for moment in moments]
         return [moment.masked_fill(~self.gate, 0.0) for moment in moments]

@@ -12,6 +12,8 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -25,7 +27,7 @@ _TIMEOUT_S = 600  # a compiler that hangs; on a busy machine a second may take m
 # The functions of select.c, and how many pointers each takes.
 _FUNCTIONS = {"channel_moments": 4, "select_forward": 5, "select_backward": 9, "norm_backward": 7}
 # Each must be a set of instructions for which torch itself has kernels.
-_INSTRUCTIONS = {"AVX512": "-march=x86-64-v4", "AVX2": "-march=x86-64-v3"}
+_INSTRUCTIONS = {"AVX512": ["-march=x86-64-v4"], "AVX2": ["-march=x86-64-v3"]}
 
 
 @dataclass(frozen=True)
@@ -44,74 +46,63 @@ class Build:
 @functools.cache
 def load_kernel() -> Build:
     """Load the C kernel, compiling it first where this machine has not done so yet."""
-    compiler = _find_compiler()
+    names = (os.environ.get("CC") or _COMPILERS[0], *_COMPILERS)
+    compiler = next((found for name in names if (found := shutil.which(name))), None)
     capability = torch.backends.cpu.get_cpu_capability()
     source = resources.files("selectconv.core.kernels").joinpath("select.c").read_bytes()
     # No float operation traps: without this the compiler may not vectorise a comparison.
     flags = ["-O3", "-std=c11", "-fPIC", "-fno-trapping-math", "-fno-math-errno"]
-    flags += _instruction_flags(capability)
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        flags += _INSTRUCTIONS.get(capability, [])
+    if platform.system() == "Windows":  # select.c is built as a POSIX shared library
+        return Build(None, "no C kernel for Windows")
     # Threads come from the OpenMP that torch has loaded: a second one would fight for cores.
     for threads in (["-fopenmp"], ["-fopenmp-simd"], []):
         key = hashlib.sha256(b"\0".join([source, *(flag.encode() for flag in flags + threads)]))
         name = f"select-{platform.system()}-{platform.machine()}-{key.hexdigest()[:16]}.so".lower()
         how = f"C kernel, {capability}, {'threads' if '-fopenmp' in threads else 'one thread'}"
         try:
-            path = _cache_folder() / name
-            if not path.exists():
-                if compiler is None:
-                    return Build(None, f"no C compiler ({', '.join(_COMPILERS)}) found")
-                _compile(compiler, source, flags + threads, path)
-            return Build(_declare(ctypes.CDLL(str(path))), how)
+            with _cache_folder() as folder:  # a loaded library needs its file no more
+                path = folder / name
+                if not path.exists():
+                    if compiler is None:
+                        return Build(None, f"no C compiler ({', '.join(_COMPILERS)}) found")
+                    _compile(compiler, source, flags + threads, path)
+                return Build(_declare(ctypes.CDLL(str(path))), how)
         except (OSError, subprocess.SubprocessError) as error:
             failure = str(error).splitlines()[0]
     return Build(None, f"the C kernel cannot be built or loaded: {failure}")
 
 
-def _find_compiler() -> str | None:
-    if platform.system() == "Windows":
-        return None  # select.c is built as a POSIX shared library
-    chosen = os.environ.get("CC")
-    names = (chosen, *_COMPILERS) if chosen else _COMPILERS
-    return next((path for name in names if (path := shutil.which(name))), None)
-
-
-def _instruction_flags(capability: str) -> list[str]:
-    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    return [_INSTRUCTIONS[capability]] if is_x86 and capability in _INSTRUCTIONS else []
-
-
-def _cache_folder() -> Path:
+@contextmanager
+def _cache_folder() -> Iterator[Path]:
+    """Open the folder of built kernels; one for the moment if the cache cannot be written."""
     try:
         folder = cache_folder() / "kernels"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
+        can_write = os.access(folder, os.W_OK)
     except (OSError, RuntimeError):  # RuntimeError: a user without a home
-        pass
-    return Path(_own_folder().name)
-
-
-@functools.cache
-def _own_folder() -> "tempfile.TemporaryDirectory[str]":
-    """Where no cache can be written: a folder that lives as long as the process."""
-    return tempfile.TemporaryDirectory(prefix="selectconv-")
+        can_write = False
+    with tempfile.TemporaryDirectory(prefix="selectconv-") as temporary:
+        yield folder if can_write else Path(temporary)
 
 
 def _compile(compiler: str, source: bytes, flags: list[str], path: Path) -> None:
     # Other processes may build it too.
     with tempfile.TemporaryDirectory() as folder, replacing(path, shared=True) as library:
-        code, unit = (Path(folder) / name for name in ("s.c", "s.o"))
-        code.write_bytes(source)
-        _run([compiler, *flags, "-c", str(code), "-o", str(unit)])
+        code, unit = (str(Path(folder) / name) for name in ("s.c", "s.o"))
+        Path(code).write_bytes(source)
         # Linked without OpenMP: its functions are found in the library that torch has loaded.
-        _run([compiler, "-shared", str(unit), "-o", str(library), "-lm"])
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    if done.returncode != 0:
-        said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[0]
-        raise OSError(f"{Path(command[0]).name}: {said}")
+        for arguments in (
+            [*flags, "-c", code, "-o", unit],
+            ["-shared", unit, "-o", library, "-lm"],
+        ):
+            done = subprocess.run(
+                [compiler, *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S
+            )
+            if done.returncode != 0:
+                said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[0]
+                raise OSError(f"{Path(compiler).name}: {said}")
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:

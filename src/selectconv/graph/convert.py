@@ -16,7 +16,7 @@ from selectconv.core.mean_source import ObservedMean
 from selectconv.core.models import PARALLEL, selective_layers, unwrap_compiled
 from selectconv.errors import ConversionError
 from selectconv.graph.example import as_arguments, evaluating
-from selectconv.graph.input_mean import ConvInputs, find_conv_inputs
+from selectconv.graph.input_mean import ConvInput, find_conv_inputs
 from selectconv.tables import counted
 
 _log = logging.getLogger(__name__)
@@ -99,42 +99,48 @@ def convert(
     cuda = {p.device.index for p in root.parameters() if p.device.type == "cuda"}
     with torch.random.fork_rng(cuda):  # a forward may draw
         seen = {} if example_input is None else _watch(root, args, kwargs)
-        graph = find_conv_inputs(root, args, kwargs)
-    if graph.failure is not None:
-        _log.info("the model cannot be traced, so input means are observed: %s", graph.failure)
+        shown, failure = find_conv_inputs(root, args, kwargs)
+    if failure is not None:
+        _log.info("the model cannot be traced, so input means are observed: %s", failure)
     owners = Counter(id(p) for module in root.modules() for p in module._parameters.values())
     layers: dict[int, SelectConvNd] = {}
     refused: dict[str, str] = {}
     for name, conv in root.named_modules():
         if not isinstance(conv, _ConvNd) or isinstance(conv, SelectConvNd):
             continue
+        found = shown.get(id(conv), ConvInput(is_reached=failure is not None))
         why = why_plain(conv, min_channels)
         if conv is root:
             why = "is the model itself: use its SelectConv class's from_conv"
         elif why is None and owners[id(conv.weight)] > 1:
             why = "shares its weight with another module"
-        why = why or _why_plain_here(id(conv), graph, seen)
+        why = why or _why_plain_here(found, seen.get(id(conv)))
         if why is None and where is not None and not where(name, conv):
             why = _LEFT_OUT
         if why is not None:
             refused[name] = why
             continue
-        shown = graph.inputs.get(id(conv))
-        mean = ObservedMean() if shown is None or shown.source is None else shown.source
         may = realloc == "all" or (realloc == "pointwise" and set(conv.kernel_size) == {1})
-        layers[id(conv)] = _SELECTIVE[type(conv)].from_conv(conv, reallocate=may, mean=mean)
+        layers[id(conv)] = _SELECTIVE[type(conv)].from_conv(
+            conv, reallocate=may, mean=found.source or ObservedMean()
+        )
     if not layers and selective_layers(root):
         warn("the model is already converted; nothing was changed.")
-        return model
-    if not layers:
+    elif not layers:
         raise ConversionError(_nothing_chosen(refused))
+    else:
+        _swap(root, layers, refused)
+    return model
+
+
+def _swap(root: nn.Module, layers: dict[int, SelectConvNd], refused: dict[str, str]) -> None:
+    """Put selective layers in place of convs, by their id, and note why others stay plain."""
     for name, why in refused.items():
         root.get_submodule(name)._selectconv_skipped = why  # type: ignore[assignment]
     for parent in list(root.modules()):
         for child, conv in list(parent._modules.items()):
             if id(conv) in layers:  # a shared conv becomes one shared layer
                 parent._modules[child] = layers[id(conv)]
-    return model
 
 
 def why_plain(conv: _ConvNd, min_channels: int) -> str | None:
@@ -158,16 +164,13 @@ def why_plain(conv: _ConvNd, min_channels: int) -> str | None:
     return None
 
 
-def _why_plain_here(conv: int, graph: ConvInputs, seen: dict[int, _Seen]) -> str | None:
-    """Say why a conv, given by its id, cannot be selective in this model; None: it can."""
-    shown, run = graph.inputs.get(conv), seen.get(conv)
-    if (shown and shown.is_raw) or (run and run.is_raw):
+def _why_plain_here(shown: ConvInput, seen: _Seen | None) -> str | None:
+    """Say why a conv cannot be selective in this model; None: it can."""
+    if shown.is_raw or (seen is not None and seen.is_raw):
         return "fed with raw input"
-    if run and run.only_points:
+    if seen is not None and seen.only_points:
         return "works on 1x1 maps only: nothing to shift"
-    if graph.failure is None and shown is None and run is None:
-        return "not reached by the model's forward"
-    return None
+    return None if shown.is_reached or seen is not None else "not reached by the model's forward"
 
 
 def _watch(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, _Seen]:

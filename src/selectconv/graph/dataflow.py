@@ -12,12 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
 
-import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 
 from selectconv.checks import warn
 from selectconv.core.layer import SelectConvNd
@@ -121,7 +118,6 @@ def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
     model = unwrap(model)
     if isinstance(model, _ConvNd | nn.Linear | _BatchNorm):
         model = nn.Sequential(model)  # a graph needs a parent module
-    check_modules(model)
     bound = bind_example(model, example_input)
     given = set(bound.arguments)
     bound.apply_defaults()
@@ -140,26 +136,6 @@ def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
         module, macs = module_of(traced, node), node.meta.get("macs", 0)
         operations[node] = Operation(node, classify(node, module), shape_of(node), macs, module)
     return Dataflow(traced, operations)
-
-
-def check_modules(model: nn.Module) -> None:
-    """Refuse modules that can be neither copied nor looked into.
-
-    Raises:
-        CompressionError: there is one; the message names it.
-    """
-    for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            raise CompressionError(
-                f"`{name}` is scripted or traced by torch.jit, which hides what it computes: use "
-                "the module that it was made from."
-            )
-        hooks = module._forward_pre_hooks.values()
-        if any(isinstance(hook, WeightNorm | SpectralNorm) for hook in hooks):
-            raise CompressionError(
-                f"`{name}` has an old-style weight_norm or spectral_norm, a hook that recomputes "
-                "its weight: use that of torch.nn.utils.parametrizations, or remove it first."
-            )
 
 
 def copy_model(model: nn.Module, shared: Iterable[Any] = ()) -> nn.Module:
@@ -187,9 +163,13 @@ def _trace(root: nn.Module, arguments: Mapping[str, Any]) -> fx.Graph:
                 f"`example_input`: the model fails on it with {error}"
             ) from error.__cause__
         except Exception as error:  # user code under a tracer can fail in any way
+            here, line = _place(root, tracer), failed_line(error)
             if fixed is Fixed.ALL or isinstance(error, DependsOnValues):
-                raise _refusal(root, tracer, error) from error
-            place = place or f"{_place(root, tracer)} depends on shapes, in {failed_line(error)}"
+                raise CompressionError(
+                    f"{here} cannot be traced: {first_line(error)}, in {line}. The model itself, "
+                    "with its closed slots masked, still works."
+                ) from error
+            place = place or f"{here} depends on shapes, in {line}"
     for node in graph.find_nodes(op="get_attr"):
         node.meta["value"] = operator.attrgetter(str(node.target))(root)
     if tracer.fixed:
@@ -199,17 +179,6 @@ def _trace(root: nn.Module, arguments: Mapping[str, Any]) -> fx.Graph:
             "result is only valid for these."
         )
     return graph
-
-
-def _refusal(root: nn.Module, tracer: ShapeTracer, error: Exception) -> CompressionError:
-    """Say in one line why a model cannot be traced."""
-    reason, line = first_line(error).rstrip("."), failed_line(error)
-    if isinstance(error, DependsOnValues):
-        reason = "what it computes depends on the values of a tensor"
-    return CompressionError(
-        f"{_place(root, tracer)} cannot be traced: {reason}, in {line}. The model itself, with its "
-        "closed slots masked, still works."
-    )
 
 
 def _place(root: nn.Module, tracer: ShapeTracer) -> str:

@@ -6,7 +6,6 @@ walk: the caller observes the mean instead.
 """
 
 import copy
-import operator
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +29,6 @@ from selectconv.core.mean_source import (
 from selectconv.core.moments import Activation
 from selectconv.graph.operations import (
     ATTRIBUTES,
-    IN_PLACE_OPERATORS,
     Family,
     argument,
     channel_padding,
@@ -39,6 +37,8 @@ from selectconv.graph.operations import (
     find_module_row,
     find_row,
     out_of_place,
+    setting,
+    writes,
 )
 from selectconv.graph.rearrangement import is_rearrangement, moved_channels
 from selectconv.graph.tracer import Tracer, first_line, settle
@@ -57,33 +57,27 @@ class ConvInput:
     Attributes:
         source: the closed form of its mean; None: not shown.
         is_raw: it is reached from the model's input without a norm, activation or conv between.
+        is_reached: the forward may call the conv.
     """
 
-    source: ClosedForm | None
-    is_raw: bool
-
-
-class ConvInputs(NamedTuple):
-    """A model's convs, by `id`, with what the graph shows of their inputs.
-
-    Attributes:
-        inputs: convs that the traced forward does not reach are missing.
-        failure: why the model could not be traced; None: it was.
-    """
-
-    inputs: dict[int, ConvInput]
-    failure: str | None
+    source: ClosedForm | None = None
+    is_raw: bool = False
+    is_reached: bool = True
 
 
 def find_conv_inputs(
     model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] = MappingProxyType({})
-) -> ConvInputs:
+) -> tuple[dict[int, ConvInput], str | None]:
     """Trace a model, which is left as it is, and look at every conv's input.
 
     Args:
         model: the model.
         args: of an example; its forward may decide by those that are no tensors, or by defaults.
         kwargs: of an example, by name.
+
+    Returns:
+        What the graph shows of the convs that the traced forward reaches, by `id`; and why the
+        model could not be traced, or None.
     """
     bound = signature(model.forward).bind_partial(*args, **kwargs)
     bound.apply_defaults()
@@ -93,26 +87,25 @@ def find_conv_inputs(
         traced = copy.deepcopy(model, {id(own): own for own in model.parameters()})
         graph = Tracer(_is_leaf, settle(bound.arguments)).trace(traced)
     except Exception as error:  # user code under a tracer can fail in any way; the reason is kept
-        return ConvInputs({}, first_line(error))
+        return {}, first_line(error)
     if _random_state() != before:  # as in stochastic depth: the graph may be there by chance
-        return ConvInputs({}, "it draws random numbers, by which it may decide what to do")
+        return {}, "it draws random numbers, by which it may decide what to do"
     modules = dict(model.named_modules())
     reached: dict[int, list[fx.Node]] = {}
     for node in graph.nodes:
         if node.op == "call_module" and isinstance(modules[str(node.target)], _ConvNd):
             reached.setdefault(id(modules[str(node.target)]), []).append(node)
-    order = {node: place for place, node in enumerate(graph.nodes)}
     inputs = {}
     for key, nodes in reached.items():
         conv = cast(_ConvNd, modules[str(nodes[0].target)])
-        walk = _Walk(modules, order, order[nodes[0]], axes=len(conv.kernel_size))
+        walk = _Walk(modules, axes=len(conv.kernel_size))
         source, is_raw = None, any(walk.is_raw(argument(node)) for node in nodes)
         if len(nodes) == 1 and not is_raw:  # a conv that is called twice has no single input
             source = walk.closed_form(argument(nodes[0]), ())
             if source is not None and source.num_channels != conv.in_channels:
                 source = None
         inputs[key] = ConvInput(source, is_raw)
-    return ConvInputs(inputs, None)
+    return inputs, None
 
 
 def _random_state() -> tuple[Any, ...]:
@@ -169,17 +162,11 @@ class _Walk:
 
     Args:
         modules: the model's modules by name.
-        order: where each node stands in the program.
-        end: where the conv stands.
         axes: the conv's spatial axes.
     """
 
-    def __init__(
-        self, modules: dict[str, nn.Module], order: dict[fx.Node, int], end: int, axes: int
-    ) -> None:
+    def __init__(self, modules: dict[str, nn.Module], axes: int) -> None:
         self.modules = modules
-        self.order = order
-        self.end = end
         self.axes = axes
 
     def closed_form(self, node: Any, acts: tuple[Call, ...]) -> ClosedForm | None:
@@ -227,18 +214,20 @@ class _Walk:
         return self.modules.get(str(node.target)) if node.op == "call_module" else None
 
     def _is_overwritten(self, node: fx.Node) -> bool:
-        """Return whether something off the conv's path may have written into `node` before it."""
-        return len(node.users) > 1 and any(self._is_writer(user, node) for user in node.users)
+        """Return whether something off the conv's path may write into `node`."""
+        return len(node.users) > 1 and self._is_written(node)
 
-    def _is_writer(self, user: fx.Node, node: fx.Node) -> bool:
-        if self.order[user] >= self.end:
-            return False
-        module = self._module(user)
-        if _writes_into(user, module, node):
-            return True
-        # What is written into a view of it is written into it as well.
-        is_view = _keeps_values(user, module) or is_rearrangement(user, module)
-        return is_view and any(self._is_writer(further, user) for further in user.users)
+    def _is_written(self, node: fx.Node) -> bool:
+        """Return whether a step writes into `node`, or into a view of it."""
+        users = [(user, self._module(user)) for user in node.users if argument(user) is node]
+        return any(
+            writes(user, module)
+            or (
+                (_keeps_values(user, module) or is_rearrangement(user, module))
+                and self._is_written(user)
+            )
+            for user, module in users
+        )
 
     def _padded(self, node: fx.Node, acts: tuple[Call, ...]) -> ClosedForm | None:
         added = channel_padding(node, self.axes)
@@ -298,10 +287,8 @@ def _activation(node: fx.Node, module: nn.Module | None) -> Call | None:
 def _keeps_values(node: fx.Node, module: nn.Module | None) -> bool:
     """Return whether a step only passes on, or repeats, the values that it gets."""
     family = family_of(node, module)
-    if family is Family.RESIZE:
-        mode = argument(node, 3, "mode", "nearest") if module is None else module.mode
-        return str(mode).startswith("nearest")
-    return family in _SAME_VALUES
+    is_nearest = str(setting(node, module, 3, "mode", "nearest")).startswith("nearest")
+    return family in _SAME_VALUES or (family is Family.RESIZE and is_nearest)
 
 
 def _keeps_mean(node: fx.Node, module: nn.Module | None) -> bool:
@@ -311,25 +298,9 @@ def _keeps_mean(node: fx.Node, module: nn.Module | None) -> bool:
         does_scale = getattr(module, "scale_by_keep", True)  # timm's DropPath may not
         return family in _SAME_MEAN and bool(does_scale)
     # A pool must average nothing but its input: no zeros, and by no other divisor.
-    if module is None:
-        is_padded = argument(node, 3, "padding", 0) not in _UNPADDED
-        return not is_padded and argument(node, 6, "divisor_override") is None
-    pool = cast(nn.AvgPool2d, module)
-    is_padded = pool.padding not in _UNPADDED and pool.count_include_pad
-    return not is_padded and getattr(pool, "divisor_override", None) is None
-
-
-def _writes_into(user: fx.Node, module: nn.Module | None, node: fx.Node) -> bool:
-    """Return whether a step writes into `node`, which it takes."""
-    if argument(user) is not node:
-        return False
-    if user.op == "call_module":
-        return bool(getattr(module, "inplace", False))
-    name = str(getattr(user.target, "__name__", user.target))
-    is_written = name.endswith("_") and not name.endswith("__")
-    if user.target in (*IN_PLACE_OPERATORS, operator.setitem) or is_written:
-        return True
-    return user.kwargs.get("inplace") is True
+    is_padded = setting(node, module, 3, "padding", 0) not in _UNPADDED
+    counts_padding = is_padded and setting(node, module, 5, "count_include_pad", True)
+    return not counts_padding and setting(node, module, 6, "divisor_override") is None
 
 
 def _ends_raw(node: fx.Node, module: nn.Module | None) -> bool:

@@ -275,6 +275,25 @@ def argument(node: fx.Node, place: int = 0, keyword: str = "input", default: Any
     return node.args[place] if len(node.args) > place else node.kwargs.get(keyword, default)
 
 
+def setting(
+    node: fx.Node, module: nn.Module | None, place: int, name: str, default: Any = None
+) -> Any:
+    """Read a setting of a step: an argument of a function, or an attribute of a module."""
+    if module is not None:
+        return getattr(module, name, default)
+    return argument(node, place, name, default)
+
+
+def writes(node: fx.Node, module: nn.Module | None) -> bool:
+    """Return whether a step writes into its first argument."""
+    if module is not None or node.op not in ("call_function", "call_method"):
+        return bool(getattr(module, "inplace", False))
+    name = str(getattr(node.target, "__name__", node.target))
+    is_named = name.endswith("_") and not name.endswith("__")
+    is_operator = node.target in (*IN_PLACE_OPERATORS, operator.setitem)
+    return is_named or is_operator or node.kwargs.get("inplace") is True
+
+
 def concatenated(node: fx.Node, axes: int) -> list[Any] | None:
     """Return what a concatenation joins along the channels of maps with so many axes, or None."""
     tensors = argument(node, 0, "tensors")

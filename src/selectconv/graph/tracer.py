@@ -30,6 +30,7 @@ from selectconv.graph.operations import IN_PLACE_OPERATORS
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout)
 _TRACERS = tuple(f"{Path(home).parent}{os.sep}" for home in (torch.__file__, __file__))
 _LONGEST_LINE = 80
+_ON_VALUES = "what is computed depends on the values of a tensor"
 
 
 class Proxy(fx.Proxy):
@@ -177,7 +178,7 @@ class ShapeTracer(Tracer):
         """Return the value, not a tensor, that a proxy has on the example, to decide something."""
         value = _value_of(proxy)
         if isinstance(value, Tensor):
-            raise DependsOnValues("a condition")
+            raise DependsOnValues(_ON_VALUES)
         if self.fixed is Fixed.NONE:
             raise fx.proxy.TraceError("a size decides what is computed")
         if isinstance(value, _PLAIN):  # of the graph: it depends on the size of the batch
@@ -226,7 +227,7 @@ class ShapeTracer(Tracer):
                     return super(SelectConvNd, found).forward(*args, **kwargs)
                 return found(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise DependsOnValues("what it computes") from error
+            raise DependsOnValues(_ON_VALUES) from error
         except Exception as error:
             raise FailsOnExample(str(error)) from error
         finally:

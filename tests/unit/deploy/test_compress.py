@@ -524,12 +524,6 @@ def write_zeros(net, x):
     return net.b(net.a(x).zero_())
 
 
-def write_view(net, x):
-    x = net.a(x)
-    x.flatten(1).relu_()
-    return net.b(x)
-
-
 def hooked(module, inputs, output):
     return output + 1
 
@@ -540,7 +534,6 @@ def hooked(module, inputs, output):
         (lambda net, x: net.b(net.odd(net.a(x))), r"`odd` \(DependsOnValues\) cannot be traced"),
         (write_part, "`setitem` writes in place in a way that is not known"),
         (write_zeros, "`zero_` writes in place in a way that is not known"),
-        (write_view, "writes in place into a part of a tensor"),
     ],
 )
 def test_refuses(run, message):

@@ -52,14 +52,13 @@ def per_channel_prelu():
 
 def source_of(net):
     """The closed form that the graph shows for `net.conv`; None: it is to be observed."""
-    graph = find_conv_inputs(net)
-    assert graph.failure is None
-    return graph.inputs[id(net.conv)].source
+    source = sc.convert(net, min_channels=1).conv.mean_source
+    return None if isinstance(source, sc.ObservedMean) else source
 
 
 def assert_mean_is_that_of_real_inputs(net, axes=2):
     """Compare `input_mean` with inputs of the conv, where BN(x) ~ N(bias, weight^2) holds."""
-    layer = sc.convert(net, min_channels=1).conv
+    layer = net.conv
     assert not isinstance(layer.mean_source, sc.ObservedMean)
     seen = []
     layer.register_forward_pre_hook(
@@ -227,9 +226,6 @@ ACCEPTED = {
         lambda n, x: n.conv(n.act(F.pad(n.bn(x), (0, 0, 0, 0, 2, 2)))),
         {"act": nn.PReLU}, 12, ["bn"],
     ),
-    "overwritten after the conv": (
-        lambda n, x: read_then_overwrite(n.bn(x), n.conv), {}, 8, ["bn"],
-    ),
     "added into another tensor": (lambda n, x: add_elsewhere(n.bn(x), n.conv), {}, 8, ["bn"]),
     "identity before the activation": (
         lambda n, x: n.conv(n.same(n.bn(x)).contiguous().float().relu()),
@@ -291,11 +287,6 @@ def shuffle(x, groups):
     return torch.transpose(x, 1, 2).contiguous().view(images, -1, height, width)
 
 
-def read_then_overwrite(y, layer):
-    out = layer(y)
-    return out.sum() + y.mul_(2.0).sum()
-
-
 def add_elsewhere(y, layer):
     total = torch.ones_like(y).add_(y)
     return layer(y).sum() + total.sum()
@@ -317,6 +308,7 @@ def test_padded_channels_in_every_dimension(axes):
     net = Net(
         lambda n, x: n.conv(F.pad(n.bn(x).relu(), pad)), bn=norm(axes=axes), conv=conv(12, axes)
     )
+    sc.convert(net)
     assert_mean_is_that_of_real_inputs(net, axes)
     assert net.conv.input_mean()[[0, 1, 10, 11]].tolist() == [0, 0, 0, 0]
 
@@ -448,7 +440,6 @@ def test_everything_else_is_observed(name):
     modules = {key: build() for key, build in modules.items()}
     net = Net(run, bn=norm(), bn2=norm(), conv=conv(inputs), **modules)
     assert source_of(net) is None
-    assert isinstance(sc.convert(net, min_channels=1).conv.mean_source, sc.ObservedMean)
 
 
 IS_RAW = {
@@ -478,22 +469,22 @@ IS_RAW = {
 def test_raw_input(name):
     is_raw, run, inputs = IS_RAW[name]
     net = Net(run, bn=norm(), act=nn.GELU(), first=nn.Conv2d(8, 8, 1), conv=conv(inputs))
-    graph = find_conv_inputs(net)
-    assert graph.failure is None
-    assert graph.inputs[id(net.conv)].is_raw is is_raw
+    shown, failure = find_conv_inputs(net)
+    assert failure is None
+    assert shown[id(net.conv)].is_raw is is_raw
 
 
 def test_model_that_cannot_be_traced_shows_nothing_but_why():
     net = Net(lambda n, x: n.conv(n.bn(x)) if x.sum() > 0 else x, bn=norm(), conv=conv())
-    graph = find_conv_inputs(net)
-    assert graph.inputs == {}
-    assert "TraceError" in graph.failure
-    assert "\n" not in graph.failure
+    shown, failure = find_conv_inputs(net)
+    assert shown == {}
+    assert "TraceError" in failure
+    assert "\n" not in failure
 
 
 def test_convs_that_forward_does_not_reach_are_missing():
     net = Net(lambda n, x: n.conv(n.bn(x)), bn=norm(), conv=conv(), unused=conv())
-    assert list(find_conv_inputs(net).inputs) == [id(net.conv)]
+    assert list(find_conv_inputs(net)[0]) == [id(net.conv)]
 
 
 class Forgetful(nn.Module):
@@ -519,7 +510,7 @@ def test_tracing_leaves_the_model_as_it_was():
     attributes = dict(vars(net))
     buffers = dict(net.named_buffers())
     values = copy.deepcopy(net.state_dict())
-    assert find_conv_inputs(net).failure is None
+    assert find_conv_inputs(net)[1] is None
     assert vars(net) == attributes
     assert [name for name, _ in net.named_modules()] == ["", "bn", "conv"]
     assert all(now is buffers[name] for name, now in net.named_buffers())
@@ -532,9 +523,6 @@ def test_embedded_words_are_not_raw_input():
         lambda n, x: n.conv(n.words(x).transpose(1, 2)),
         words=nn.Embedding(20, 8), conv=nn.Conv1d(8, 4, 3),
     )  # fmt: skip
-    graph = find_conv_inputs(net)
-    assert graph.failure is None
-    assert not graph.inputs[id(net.conv)].is_raw
     sc.convert(net, torch.zeros(2, 6, dtype=torch.int64))
     assert isinstance(net.conv, sc.SelectConv1d)
 

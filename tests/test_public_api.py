@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -112,13 +111,6 @@ def test_errors_are_also_builtins(error, builtin):
     assert issubclass(error, sc.SelectConvError)
     assert issubclass(error, builtin)
     assert not issubclass(sc.SelectConvError, builtin)
-
-
-def test_version_is_that_of_the_project():
-    project = tomllib.loads(
-        (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
-    )
-    assert sc.__version__ == project["project"]["version"]
 
 
 def command(kind):

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import selectconv as sc
 from scrambled import scramble
-from tiny_models import conv_net
+from tiny_models import Net, conv_net
 
 X = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 # int8 has 256 steps, of which a random net uses a part: 0.014 to 0.034 was measured.
@@ -17,34 +17,38 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)
-        self.inner, self.inner_norm = nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16)
-        self.head = nn.Conv2d(32, 8, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.norm(self.stem(x)))
-        y = x + torch.relu(self.inner_norm(self.inner(x)))
-        return self.head(torch.cat([x, y], 1)).mean((2, 3))
+def run_residual(net, x):
+    x = torch.relu(net.norm(net.stem(x)))
+    y = x + torch.relu(net.inner_norm(net.inner(x)))
+    return net.head(torch.cat([x, y], 1)).mean((2, 3))
 
 
-def selective(name):
-    if name == "densenet":
-        options = {"selective": True, "realloc": "all"}
-        model = sc.create_model("densenet40", growth_rate=4, units=(1, 1, 1), **options)
-    else:
-        model = sc.convert(Residual() if name == "residual" else conv_net(convert=False), X)
-    return scramble(model, closed=0.4, moved=0.3)
+def residual():
+    return Net(
+        run_residual,
+        stem=nn.Conv2d(3, 16, 3, padding=1),
+        norm=nn.BatchNorm2d(16),
+        inner=nn.Conv2d(16, 16, 3, padding=1),
+        inner_norm=nn.BatchNorm2d(16),
+        head=nn.Conv2d(32, 8, 1),
+    )
+
+
+NETWORKS = {
+    "sequential": conv_net,
+    "residual": lambda: sc.convert(residual(), X),
+    "densenet": lambda: sc.create_model(
+        "densenet40", growth_rate=4, units=(1, 1, 1), selective=True, realloc="all"
+    ),
+}
+
+
+def compressed(name):
+    return sc.compress(scramble(NETWORKS[name](), closed=0.4, moved=0.3), X)
 
 
 def traced(model):
     return torch.jit.trace(model, X)
-
-
-def scripted(model):
-    return torch.jit.script(model)
 
 
 def exported(model):
@@ -66,14 +70,15 @@ def fx_quantized(model):
 
 
 WAYS = {
-    traced: 1e-5, scripted: 1e-5, exported: 1e-5, optimised: 1e-4, fx_quantized: INT8_TOLERANCE,
+    traced: 1e-5, torch.jit.script: 1e-5, exported: 1e-5, optimised: 1e-4,
+    fx_quantized: INT8_TOLERANCE,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-@pytest.mark.parametrize("name", ["sequential", "residual", "densenet"])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_a_compressed_model_goes_where_plain_ones_go(way, name):
-    small = sc.compress(selective(name), X)
+    small = compressed(name)
     want = small(X)
     with torch.no_grad():
         got = way(small)(X)
@@ -87,7 +92,7 @@ def test_pt2e_quantization_takes_compressed_models(name):
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
     from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
-    small = sc.compress(selective(name), X)
+    small = compressed(name)
     quantizer = x86.X86InductorQuantizer()
     quantizer.set_global(x86.get_default_x86_inductor_quantization_config())
     with torch.no_grad():

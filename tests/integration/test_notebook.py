@@ -29,9 +29,9 @@ def test_it_runs_and_shows_tables_and_plots():
         if cell["cell_type"] == "code":
             shown.append(run_cell("".join(cell["source"]), space))
     tables = [value._repr_html_() for value in shown if hasattr(value, "_repr_html_")]
-    assert len(tables) == 4  # describe, preview, a report, damage
+    assert len(tables) == 5  # describe, preview, a report, describe again, damage
     assert all(table.startswith("<table>") for table in tables)
-    assert len(pyplot.get_fignums()) == 2
+    assert len(pyplot.get_fignums()) == 1
     assert any(report.deallocated for report in space["reports"])
     pyplot.close("all")
 

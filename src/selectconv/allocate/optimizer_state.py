@@ -73,7 +73,9 @@ def state_of_slots(
     Raises:
         AllocationError: state of another shape, which cannot be cleared for a slot.
     """
-    for parameter in layer.slot_parameters():
+    for parameter in (layer.weight, layer.shift):
+        if parameter is None:
+            continue
         if parameter.grad is not None:
             yield parameter.grad
         state = {} if optimizer is None else optimizer.state.get(parameter, {})

@@ -11,6 +11,7 @@ from selectconv.core.allocation import draw_shift
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import allocation_of, selective_layers, unwrap
 from selectconv.core.plan import AllocationPlan
+from selectconv.core.slots import zero_slots
 from selectconv.errors import AllocationError, naming
 
 
@@ -99,7 +100,7 @@ class Replicas:
                 for tensor in (
                     state_of_slots(self.optimizer, layer) if len(layer_plan.opened) else ()
                 ):
-                    layer.zero_slots(tensor, layer_plan.opened)
+                    zero_slots(tensor, layer.groups, layer_plan.opened)
 
     def _check(self, plans: Iterable[AllocationPlan]) -> None:
         """Check plans that follow each other against the model and what the optimizer remembers."""

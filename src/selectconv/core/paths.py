@@ -11,8 +11,8 @@ whole       otherwise                                               all slots, z
 The result is the same.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -20,7 +20,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from selectconv.core import kernels
 from selectconv.core.kernels import Kernel, Reroute, is_watched
+from selectconv.core.mean_source import ObservedMean
 from selectconv.core.shift import can_read, reroute
 from selectconv.core.slots import SlottedConv, open_weight
 
@@ -55,14 +57,13 @@ class SlotSummary:
     shifted: Tensor
 
 
-def read_summary(
-    buffers: Mapping[str, Tensor | None], groups: int, last: SlotSummary | None
-) -> SlotSummary:
-    """Summarize a layer's allocation; return `last` itself where the buffers hold its bytes.
+def summarize(layer: SlottedConv) -> SlotSummary:
+    """Summarize a layer's allocation; the last summary holds while the buffers hold its bytes.
 
     It is called in every forward, so it works with numpy, not torch.
     """
-    tensors = [cast(Tensor, buffers[name]) for name in ("gate", "shifted", "index")]
+    last: SlotSummary | None = layer._last_summary
+    tensors = [cast(Tensor, layer._buffers[name]) for name in ("gate", "shifted", "index")]
     if last is not None and _are_same(tensors, last.views):
         views = last.views
     else:
@@ -71,9 +72,14 @@ def read_summary(
         views = tuple([(tensor, tensor.data_ptr(), tensor.numpy()) for tensor in tensors])
     # Whoever wrote into the buffers, the same bytes say the same.
     content = tuple([array.tobytes() for _, _, array in views])
+    if last is not None and last.content == content and last.views is views:
+        return last
     if last is not None and last.content == content:
-        return last if last.views is views else replace(last, views=views)
-    return _summarize(views, content, groups)
+        summary = replace(last, views=views)
+    else:
+        summary = _summarize(views, content, layer.groups)
+    layer._last_summary = summary
+    return summary
 
 
 def _are_same(tensors: list[Tensor], views: tuple[_View, ...]) -> bool:
@@ -102,23 +108,21 @@ def _summarize(views: tuple[_View, ...], content: tuple[bytes, ...], groups: int
         )
 
 
-def rebuild(
-    layer: SlottedConv, x: Tensor, kernel: Kernel | None, summary: Callable[[], SlotSummary]
-) -> tuple[Tensor, Tensor]:
-    """Rebuild an input (N, I, ...), and the weight to convolve it with, on one of the paths.
+def is_input(layer: SlottedConv, x: Tensor) -> bool:
+    """Return whether `x` is (N, I, ...) or unbatched (I, ...)."""
+    axes = layer.weight.ndim - 2
+    return x.ndim in (axes + 1, axes + 2) and x.shape[-axes - 1] == layer.in_channels
 
-    Args:
-        layer: the layer.
-        x: its input.
-        kernel: the one that serves the input. None: compute the definition.
-        summary: reads the allocation.
-    """
+
+def rebuild(layer: SlottedConv, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rebuild an input (N, I, ...), and the weight to convolve it with, on one of the paths."""
+    kernel = _find_kernel(layer, x)
     # A kernel serves only what can be read.
     if not (can_read(layer.gate) if kernel is None else kernel.reads_allocation):
         return reroute_slots(layer, x, kernel), open_weight(layer)
-    slots = summary()
+    slots = summarize(layer)
     if kernel is not None and _leaves_out_closed(layer, x, slots):
-        return open_slots(layer, x, slots, kernel.reroute)
+        return _open_slots(layer, x, slots, kernel.reroute)
     weight, is_small = layer.weight, x.numel() < layer.weight.numel()
     if slots.rerouted:
         x = reroute_slots(layer, x, kernel)
@@ -127,6 +131,45 @@ def rebuild(
     elif slots.closed:
         weight = open_weight(layer)
     return x, weight if slots.num_shifted else _tie_shift(weight, layer.shift)
+
+
+def convolve_norm_relu(layer: SlottedConv, x: Tensor, norm: nn.Module) -> Tensor | None:
+    """Compute `layer(relu(norm(x)))` with norm, ReLU and SelectChannel in one kernel.
+
+    Closed slots are skipped. Returns None, and changes nothing, where that kernel cannot run; and
+    for a fresh layer, which must match plain modules to the last bit.
+    """
+    if (
+        not isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
+        or type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d)  # a subclass may compute otherwise
+        or norm.weight is None
+        or norm.weight.dtype != torch.float32
+        or x.ndim != layer.weight.ndim
+        or not is_input(layer, x)
+        or x.numel() <= x.shape[1]  # with one value per channel torch's batch norm refuses
+        or (layer.training and isinstance(layer._mean_source, ObservedMean))
+        or has_hooks(norm)
+        or has_hooks(layer)
+    ):
+        return None
+    kernel = _find_kernel(layer, x)
+    if kernel is None or kernel.norm_relu_reroute is None:
+        return None
+    slots = summarize(layer)
+    if not (slots.closed or slots.rerouted) or slots.closed == layer.in_channels:
+        return None  # fresh, or without any input
+    run = partial(kernel.norm_relu_reroute, norm)
+    return layer._conv_forward(*_open_slots(layer, x, slots, run), layer.bias)
+
+
+def _find_kernel(layer: SlottedConv, x: Tensor) -> Kernel | None:
+    """Return the kernel that serves an input, or None, also if the layer is on another device.
+
+    Without a kernel torch says what is wrong with the devices; a kernel would read anything.
+    """
+    gate, here = cast(Tensor, layer._buffers["gate"]), x.device  # layer.gate takes long to find
+    is_here = layer.weight.device == here and gate.device == here
+    return kernels.find_kernel(x) if is_here else None
 
 
 def close_input(x: Tensor, gate: Tensor) -> Tensor:
@@ -142,7 +185,7 @@ def reroute_slots(layer: SlottedConv, x: Tensor, kernel: Kernel | None) -> Tenso
     return run(x, layer.index, layer.shift, shifted)
 
 
-def open_slots(
+def _open_slots(
     layer: SlottedConv, x: Tensor, slots: SlotSummary, run: Reroute
 ) -> tuple[Tensor, Tensor]:
     """Leave closed slots out of input and weight."""
@@ -194,19 +237,6 @@ class _Tied(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         (shift,) = ctx.saved_tensors
         return grad, torch.zeros_like(shift)
-
-
-def can_fuse(layer: SlottedConv, x: Tensor, norm: nn.Module) -> bool:
-    """Return whether a kernel may compute `relu(norm(x))` along with SelectChannel."""
-    return (
-        type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d)  # a subclass may compute otherwise
-        and isinstance(norm.weight, Tensor)
-        and norm.weight.dtype == torch.float32
-        and x.ndim == layer.weight.ndim
-        and x.numel() > x.shape[1]  # with one value per channel torch's batch norm refuses
-        and not has_hooks(norm)
-        and not has_hooks(layer)
-    )
 
 
 def has_hooks(module: nn.Module) -> bool:

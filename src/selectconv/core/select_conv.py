@@ -5,16 +5,13 @@ parameter, and nowhere else, so loading, moving, copying or broadcasting them is
 move an allocation. (Forward passes keep a summary of them, `paths.SlotSummary`.)
 """
 
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable
 from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from selectconv.checks import check_choice, check_flag, check_fraction
-from selectconv.core import kernels, paths
 from selectconv.core.allocation import ReallocRule, choose_closed, smallest_gamma
 from selectconv.core.ecdm import ecdm, normalize_ecdm, rms_damage
 from selectconv.core.mean_source import (
@@ -23,14 +20,16 @@ from selectconv.core.mean_source import (
     ObservedMean,
     check_mean_source,
 )
+from selectconv.core.paths import close_input, is_input, rebuild, reroute_slots
 from selectconv.core.plan import LayerPlan, as_slots
-from selectconv.core.planning import carry_out, plan_layer, zero_slots
 from selectconv.core.slots import (
     SlottedConv,
+    carry_out,
     complete_state,
     fresh_slots,
     living_layers,
     new_family,
+    plan_layer,
 )
 from selectconv.core.tensors import check_tensor
 from selectconv.errors import AllocationError, MeanSourceError
@@ -49,7 +48,6 @@ class SelectConvNd(SlottedConv):
     """
 
     _plain_type: type[nn.modules.conv._ConvNd]
-    _last_summary: paths.SlotSummary | None = None
 
     def __init__(
         self,
@@ -119,6 +117,7 @@ class SelectConvNd(SlottedConv):
         self.register_parameter("shift", shift)
         self.weight_std = None
         self._mean_source = None
+        self._last_summary = None
         self.family = new_family()
         self.num_loads = 0
         living_layers.add(self)
@@ -131,7 +130,7 @@ class SelectConvNd(SlottedConv):
 
     def __getstate__(self) -> dict[str, Any]:
         state = cast(Any, super()).__getstate__()
-        return {name: value for name, value in state.items() if name != "_last_summary"}
+        return {**state, "_last_summary": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         cast(Any, super()).__setstate__(state)
@@ -149,61 +148,19 @@ class SelectConvNd(SlottedConv):
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolve the selected input; `input` itself is never written into."""
-        if not self._is_input(input):
-            return self._convolve(input, self.weight)  # refuses it, in torch's words
+        if not is_input(self, input):
+            return self._conv_forward(input, self.weight, self.bias)  # refuses it, in torch's words
         x = input if input.ndim == self.weight.ndim else input[None]  # convs take unbatched inputs
         if self.training and isinstance(self._mean_source, ObservedMean):
             buffers = (self.observed_mean, self.observed_var, self.observed_batches)
             self._mean_source.observe(x, *buffers)
-        out = self._convolve(*paths.rebuild(self, x, self._find_kernel(x), self._summary))
+        out = self._conv_forward(*rebuild(self, x), self.bias)
         return out if x is input else out[0]
-
-    def convolve_norm_relu(self, x: Tensor, norm: nn.Module) -> Tensor | None:
-        """Compute `self(relu(norm(x)))` with norm, ReLU and SelectChannel in one kernel.
-
-        Closed slots are skipped. Returns None, and changes nothing, where that kernel cannot run;
-        and for a fresh layer, which must match plain modules to the last bit.
-        """
-        observes = self.training and isinstance(self._mean_source, ObservedMean)
-        if observes or not self._is_input(x) or not paths.can_fuse(self, x, norm):
-            return None
-        kernel = self._find_kernel(x)
-        if kernel is None or kernel.norm_relu_reroute is None:
-            return None
-        slots = self._summary()
-        if not (slots.closed or slots.rerouted) or slots.closed == self.in_channels:
-            return None  # fresh, or without any input
-        run = partial(kernel.norm_relu_reroute, cast(_BatchNorm, norm))
-        return self._convolve(*paths.open_slots(self, x, slots, run))
 
     def select(self, x: Tensor) -> Tensor:
         """Select from an input (N, I, ...) what the conv reads: SelectChannel of Section 2.2."""
         check_tensor("x", x, (None, self.in_channels, *[None] * len(self.kernel_size)))
-        return paths.close_input(paths.reroute_slots(self, x, None), self.gate)
-
-    def _is_input(self, x: Tensor) -> bool:
-        """Return whether `x` is (N, I, ...) or unbatched (I, ...)."""
-        axes = len(self.kernel_size)
-        return x.ndim in (axes + 1, axes + 2) and x.shape[-axes - 1] == self.in_channels
-
-    def _find_kernel(self, x: Tensor) -> kernels.Kernel | None:
-        """Return the kernel that serves an input, or None, also if the layer is on another device.
-
-        Without a kernel torch says what is wrong with the devices; a kernel would read anything.
-        """
-        gate, here = cast(Tensor, self._buffers["gate"]), x.device  # self.gate takes long to find
-        is_here = self.weight.device == here and gate.device == here
-        return kernels.find_kernel(x) if is_here else None
-
-    def _summary(self) -> paths.SlotSummary:
-        """Read the allocation, and remember what it says."""
-        summary = paths.read_summary(self._buffers, self.groups, self._last_summary)
-        if summary is not self._last_summary:  # setting an attribute of a module takes long
-            self._last_summary = summary
-        return summary
-
-    def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
-        return cast(Tensor, cast(Any, self)._conv_forward(x, weight, self.bias))
+        return close_input(reroute_slots(self, x, None), self.gate)
 
     # What closing a slot would do (Section 2.1).
 
@@ -425,31 +382,13 @@ class SelectConvNd(SlottedConv):
                 "torch.nn.utils.prune.remove(layer, 'weight')."
             )
 
-    def check_plan(self, plan: LayerPlan) -> None:
-        """Check that a plan fits this layer and its present allocation.
-
-        Raises:
-            AllocationError: it names slots or channels that do not exist, or re-opens open ones, or
-                the layer's weight is recomputed.
-        """
-        self.check_owns_weight()
-        plan.check(self.gate.cpu(), len(self.kernel_size), can_open=self.shift is not None)
-
     def apply_plan(self, plan: LayerPlan) -> None:
         """Carry out a plan: close, then re-open with weights and shifts of their own.
 
         Raises:
-            AllocationError: the plan does not fit the layer; nothing was changed.
+            AllocationError: the plan does not fit the layer and its present allocation, or the
+                weight is recomputed. Nothing was changed.
         """
-        self.check_plan(plan)
+        self.check_owns_weight()
+        plan.check(self.gate.cpu(), len(self.kernel_size), can_open=self.shift is not None)
         carry_out(self, plan)
-
-    def slot_parameters(self) -> Iterator[Tensor]:
-        """Yield the parameters that hold something of each slot."""
-        yield self.weight
-        if self.shift is not None:
-            yield self.shift
-
-    def zero_slots(self, tensor: Tensor, slots: Tensor) -> None:
-        """Zero in place what belongs to `slots` in a tensor laid out as a slot parameter."""
-        zero_slots(tensor, self.groups, slots)

@@ -14,7 +14,7 @@ from oracles_allocation import count_readers, naive_scores, naive_select, top_ca
 from selectconv import AllocationError, BatchNormMean, ConstantMean, MeanSourceError, ObservedMean
 from selectconv.core.allocation import ReallocRule
 from selectconv.core.plan import LayerPlan
-from selectconv.core.slots import open_weight
+from selectconv.core.slots import open_weight, zero_slots
 
 # float64, sums of at most some hundred products of order one, taken in another order.
 EXACT = {"rtol": 1e-11, "atol": 1e-11}
@@ -1001,8 +1001,8 @@ def test_a_plan_scores_sources_as_if_its_slots_were_closed_already():
 def test_zero_slots_zeroes_what_belongs_to_slots(groups):
     layer = make_layer(groups=groups)
     momentum, shift = torch.ones_like(layer.weight), torch.ones_like(layer.shift)
-    layer.zero_slots(momentum, torch.tensor([1, 6]))
-    layer.zero_slots(shift, torch.tensor([1, 6]))
+    zero_slots(momentum, groups, torch.tensor([1, 6]))
+    zero_slots(shift, groups, torch.tensor([1, 6]))
     with torch.no_grad():
         layer.weight.copy_(momentum)
     for slot in range(8):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from selectconv.core.layer import SelectConv2d
 from selectconv.core.mean_source import BatchNormMean
-from selectconv.core.paths import has_hooks
+from selectconv.core.paths import convolve_norm_relu, has_hooks
 
 
 class NormReluConv(nn.Sequential):
@@ -30,7 +30,7 @@ class NormReluConv(nn.Sequential):
             and not has_hooks(self.relu)
             and not self._drops()
         ):
-            out = conv.convolve_norm_relu(input, self.norm)
+            out = convolve_norm_relu(conv, input, self.norm)
             if out is not None:
                 return out
         for module in self:

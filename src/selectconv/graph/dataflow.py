@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
 
+import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from selectconv.checks import warn
 from selectconv.core.layer import SelectConvNd
@@ -118,6 +121,7 @@ def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
     model = unwrap(model)
     if isinstance(model, _ConvNd | nn.Linear | _BatchNorm):
         model = nn.Sequential(model)  # a graph needs a parent module
+    _check_modules(model)
     bound = bind_example(model, example_input)
     given = set(bound.arguments)
     bound.apply_defaults()
@@ -136,6 +140,22 @@ def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
         module, macs = module_of(traced, node), node.meta.get("macs", 0)
         operations[node] = Operation(node, classify(node, module), shape_of(node), macs, module)
     return Dataflow(traced, operations)
+
+
+def _check_modules(model: nn.Module) -> None:
+    """Refuse modules that can be neither copied nor looked into."""
+    for name, module in model.named_modules():
+        hooks = module._forward_pre_hooks.values()
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CompressionError(
+                f"`{name}` is scripted or traced by torch.jit, which hides what it computes: use "
+                "the module that it was made from."
+            )
+        if any(isinstance(hook, WeightNorm | SpectralNorm) for hook in hooks):
+            raise CompressionError(
+                f"`{name}` has an old-style weight_norm or spectral_norm, a hook that recomputes "
+                "its weight: use that of torch.nn.utils.parametrizations, or remove it first."
+            )
 
 
 def copy_model(model: nn.Module, shared: Iterable[Any] = ()) -> nn.Module:

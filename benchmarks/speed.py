@@ -16,8 +16,9 @@ import copy
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 import selectconv as sc
 from selectconv.core.threads import one_thread
 from selectconv.lab.bench.inference import measure_infer
-from selectconv.lab.bench.subject import KINDS, Subject
+from selectconv.lab.bench.subject import KINDS, LAYOUTS, Subject
 from selectconv.lab.bench.timing import Rows, compare, open_network
 from selectconv.lab.bench.training import measure_alloc, measure_step, measure_trainer
 
@@ -199,105 +200,104 @@ def measure(section: str, repeats: int) -> None:
             print(f"{line['value']:8.4g} {line['unit']}  {line['case']}", flush=True)
 
 
-# tables
+def _table(heads: str, rows: Iterable[Sequence[str]], texts: int, note: str = "") -> str:
+    """Write a table in Markdown; the first `texts` columns are texts, the others figures."""
+    names = heads.split("|")
+    marks = ["---"] * texts + ["---:"] * (len(names) - texts)
+    lines = [f"| {' | '.join(cells)} |" for cells in (names, *rows)]
+    lines.insert(1, f"|{'|'.join(marks)}|")
+    return "\n".join([*lines, *(["", note] if note else [])])
 
 
-def _find(rows: Rows, network: str, *words: str) -> dict[str, Any] | None:
-    return next(
-        (r for r in rows if r["network"] == network and all(w in r["case"] for w in words)), None
-    )
+def _cell(rows: Rows, words: str) -> str:
+    """Return the median and the spread of the line whose case has these words."""
+    for line in rows:
+        if words in line["case"]:
+            low, high = line["spread"]
+            return f"{line['value']:.2f} ({low:.2f} to {high:.2f})"
+    return "-"
 
 
-def _cell(line: dict[str, Any] | None) -> str:
-    if line is None:
-        return "-"
-    low, high = line["spread"]
-    return f"{line['value']:.2f} ({low:.2f} to {high:.2f})"
+def _of(rows: Rows, **what: Any) -> Rows:
+    return [line for line in rows if all(line[key] == value for key, value in what.items())]
 
 
 def _when(rows: Rows) -> str:
-    dates = sorted({line["date"] for line in rows})
-    counts = sorted({line["n"] for line in rows})
-    n = " to ".join(str(count) for count in sorted({counts[0], counts[-1]}))
-    return f"n = {n}; {dates[-1]}"
+    counts = {line["n"] for line in rows}
+    n = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
+    return f"n = {n}; {max(line['date'] for line in rows)}"
 
 
-def step_table() -> Iterable[str]:
+_MEDIAN = "Median (smallest to largest)"
+_BY_BATCH = "|".join(f"{words}, {batch}" for words in ("eager", "ONNX") for batch in BATCHES)
+
+
+def step_table() -> str:
     """Training steps of converted networks, and masked evaluation."""
     step, masked = read("step"), read("masked")
-    yield "| network | what | NCHW | channels last |"
-    yield "|---|---|---:|---:|"
-    for name, subject in STEP.items():
-        cells = [_cell(_find(step, name, f"{way}: {KINDS['moved']}")) for way in ("NCHW", "last")]
-        what = f"training step, 20% moved, batch {subject.batch_size}"
-        yield f"| {name} | {what} | {' | '.join(cells)} |"
-    for name in MASKED:
-        for kind, words in (("moved", "20% moved"), ("closed", "half closed")):
-            cells = [
-                _cell(_find(masked, name, f"{way}: {KINDS[kind]}")) for way in ("NCHW", "last")
-            ]
-            yield f"| {name} | masked evaluation, {words}, batch 1 | {' | '.join(cells)} |"
-    yield ""
-    yield f"Median (smallest to largest); {_when([*step, *masked])}."
+    cases = [
+        (step, name, f"training step, 20% moved, batch {subject.batch_size}", "moved")
+        for name, subject in STEP.items()
+    ] + [
+        (masked, name, f"masked evaluation, {words}, batch 1", kind)
+        for name in MASKED
+        for kind, words in (("moved", "20% moved"), ("closed", "half closed"))
+    ]
+    rows = [
+        [name, what, *(_cell(_of(lines, network=name), f"{layout}: {KINDS[kind]}")
+                       for layout in LAYOUTS)]
+        for lines, name, what, kind in cases
+    ]  # fmt: skip
+    note = f"{_MEDIAN}; {_when([*step, *masked])}."
+    return _table("network|what|NCHW|channels last", rows, 2, note)
 
 
-def trainer_table() -> Iterable[str]:
+def trainer_table() -> str:
     """The trainer's speed over a plain loop."""
-    rows = read("trainer")
+    lines = read("trainer")
+    rows = [
+        (way, _cell([line], "speed over"))
+        for line, way in zip(lines[2::3], ("as it is", "with `--compile`"), strict=True)
+    ]
     what = "`selectconv train --method plain` on DenseNet-40"
-    yield f"| {what}: speed relative to a plain eager NCHW loop | higher is faster |"
-    yield "|---|---:|"
-    for line, way in zip(rows[2::3], ("as it is", "with `--compile`"), strict=True):
-        yield f"| {way} | {_cell(line)} |"
-    yield ""
-    yield f"Median (smallest to largest); {_when(rows)}."
+    heads = f"{what}: speed relative to a plain eager NCHW loop|higher is faster"
+    return _table(heads, rows, 1, f"{_MEDIAN}; {_when(lines)}.")
 
 
-def compressed_table() -> Iterable[str]:
+def compressed_table() -> str:
     """Compressed networks, by runtime and batch."""
-    rows = read("compressed")
-    heads = [f"{words}, {batch}" for words in ("eager", "ONNX") for batch in BATCHES]
-    yield f"| network | multiply-adds | {' | '.join(heads)} |"
-    yield f"|---|---:|{'---:|' * len(heads)}"
-    for name in COMPRESSED:
-        chosen = [r for r in rows if r["network"] == name and r["round_to"] == "None"]
-        cells = [f"{line['value']:.2f}" for line in chosen]
-        if chosen:
-            yield f"| {name} | {chosen[0]['macs_ratio']:.2f} | {' | '.join(cells)} |"
-    yield ""
-    largest = max(r["value"] for r in rows if r["round_to"] == "None")
-    yield f"The largest median is {largest:.2f}; {_when(rows)}."
+    lines = _of(read("compressed"), round_to="None")
+    rows = [
+        (name, f"{own[0]['macs_ratio']:.2f}", *(f"{line['value']:.2f}" for line in own))
+        for name in COMPRESSED
+        if (own := _of(lines, network=name))
+    ]
+    largest = max(line["value"] for line in lines)
+    note = f"The largest median is {largest:.2f}; {_when(lines)}."
+    return _table(f"network|multiply-adds|{_BY_BATCH}", rows, 1, note)
 
 
-def shifts_table() -> Iterable[str]:
+def shifts_table() -> str:
     """Shifts in ONNX Runtime."""
-    rows = read("shifts")
-    yield "| network | time | multiply-adds |"
-    yield "|---|---:|---:|"
+    lines = read("shifts")
+    rows = []
     for name, subject in SHIFTS.items():
-        line = _find(rows, name, f"compressed, {KINDS['moved']}")
-        if line is not None:
-            side = subject.image_size
-            yield f"| {name}, {side}x{side} | {_cell(line)} | {line['macs_ratio']:.2f} |"
-    yield ""
-    yield f"Median (smallest to largest); {_when(rows)}."
+        words = f"compressed, {KINDS['moved']}"
+        own = [line for line in _of(lines, network=name) if words in line["case"]]
+        side, macs = subject.image_size, own[0]["macs_ratio"]
+        rows.append((f"{name}, {side}x{side}", _cell(own, words), f"{macs:.2f}"))
+    return _table("network|time|multiply-adds", rows, 1, f"{_MEDIAN}; {_when(lines)}.")
 
 
-def pruning_table() -> Iterable[str]:
+def pruning_table() -> str:
     """Half of the multiply-adds, beside Torch-Pruning."""
-    rows = read("pruning")
-    heads = [f"{words}, {batch}" for words in ("eager", "ONNX") for batch in BATCHES]
-    yield f"| network | way | multiply-adds | parameters | {' | '.join(heads)} |"
-    yield f"|---|---|---:|---:|{'---:|' * len(heads)}"
-    for name in PRUNING:
-        for way in ("selectconv", "Torch-Pruning"):
-            chosen = [r for r in rows if r["network"] == name and r["way"] == way]
-            cells = [f"{line['value']:.2f}" for line in chosen]
-            if chosen:
-                sizes = f"{chosen[0]['macs_ratio']:.2f} | {chosen[0]['params_ratio']:.2f}"
-                yield f"| {name} | {way} | {sizes} | {' | '.join(cells)} |"
-    yield ""
-    yield f"{_when(rows)}."
+    lines, rows = read("pruning"), []
+    for name, way in product(PRUNING, ("selectconv", "Torch-Pruning")):
+        own = _of(lines, network=name, way=way)
+        sizes = (f"{own[0][key]:.2f}" for key in ("macs_ratio", "params_ratio"))
+        rows.append((name, way, *sizes, *(f"{line['value']:.2f}" for line in own)))
+    heads = f"network|way|multiply-adds|parameters|{_BY_BATCH}"
+    return _table(heads, rows, 2, f"{_when(lines)}.")
 
 
 TABLES = {
@@ -309,17 +309,15 @@ TABLES = {
 }
 
 
-def write_tables(page: Path = PAGE) -> None:
+def write_tables() -> None:
     """Replace the tables of the page."""
-    text = page.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     for name, table in TABLES.items():
-        if not read("compressed" if name == "round_to" else name):
-            continue
         begin, end = f"<!-- begin of {name} -->\n", f"<!-- end of {name} -->"
         before, marker, rest = text.partition(begin)
-        assert marker, f"{page} has no place for the table {name!r}"
-        text = before + begin + "\n".join(table()) + "\n" + end + rest.partition(end)[2]
-    page.write_text(text, encoding="utf-8")
+        assert marker, f"{PAGE} has no place for the table {name!r}"
+        text = f"{before}{begin}{table()}\n{end}{rest.partition(end)[2]}"
+    PAGE.write_text(text, encoding="utf-8")
 
 
 def main() -> None:
@@ -328,9 +326,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--tables", action="store_true", help="only write docs/speed.md's tables")
     options = parser.parse_args()
-    unknown = [name for name in options.sections if name not in SECTIONS]
-    if unknown:
-        parser.error(f"no section {unknown[0]!r}: {', '.join(SECTIONS)}.")
     sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
     import torchvision_shim  # lets timm be imported with torch for CPUs
 

@@ -32,8 +32,9 @@ import torch
 from selectconv.deploy.cost import count
 from selectconv.lab.bench.training import Silent
 from selectconv.lab.data.registry import load_dataset
-from selectconv.lab.train import loop
 from selectconv.lab.train.config import resolve
+from selectconv.lab.train.device import build_fabric
+from selectconv.lab.train.loop import Training
 from selectconv.lab.train.run_folder import describe_environment
 from selectconv.lab.train.slimming import Slimmer
 
@@ -72,7 +73,7 @@ def run_one(name: str, seed: int, data_root: str | None) -> dict[str, Any]:
     splits = load_dataset(
         config.data, data_root, subset=config.subset, test_subset=config.test_subset
     )
-    training = loop.Training(config, loop.build_fabric(config), splits)
+    training = Training(config, build_fabric(config), splits)
     if name == "torch-pruning L1":
         assert isinstance(training.method, Slimmer)
         scores = training.method.pruning.importance
@@ -84,7 +85,7 @@ def run_one(name: str, seed: int, data_root: str | None) -> dict[str, Any]:
     act = training.method.step
 
     def test_and_act(epoch: int) -> Any:
-        before.append(training.evaluate(Silent(), epoch)[1])
+        before.append(training.evaluate(Silent(), epoch)["error"])
         return act(epoch)
 
     training.method.step = test_and_act  # type: ignore[method-assign]

@@ -47,7 +47,7 @@ def test_a_class_carries_each_method_out(name):
     config, info = resolve(given), dataset_info("digits")
     model = build_model(config, info)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-4)
-    method = kind.build(config, info, model, optimizer)
+    method = kind(config, info, model, optimizer)
     assert method.counts() == {"moved": 0, "closed": 0}
     assert (method.state_dict() is not None) == config.method_info.is_selective
     assert describe_method(config).startswith(f"{name}: ")

@@ -9,7 +9,10 @@ from torch import nn
 import selectconv as sc
 from selectconv.deploy.cost import count_macs, count_params
 from selectconv.errors import RunError
+from selectconv.lab.data.registry import dataset_info
 from selectconv.lab.train.checkpoint import fit_shapes
+from selectconv.lab.train.config import resolve
+from selectconv.lab.train.network import build_model
 from selectconv.lab.train.slimming import (
     MOST_OF_A_LAYER,
     Slimmer,
@@ -31,27 +34,31 @@ NETS = {
 }
 
 
-def sparse_net(name):
-    """A network whose batch norms have learned scales of their own."""
-    model = sc.create_model(name, **NETS[name])
+def settings(name, **given):
+    given = {"model": name, "model_options": NETS[name], "bn_sparsity": 0.1, **given}
+    return resolve(
+        {"data": "cifar10", "image_size": 16, "method": "slimming", "epochs": 4, **given}
+    )
+
+
+def slim(name, **given):
+    """A network whose batch norms have learned scales of their own, and its slimmer."""
+    given = {"model": name, "model_options": NETS[name], "bn_sparsity": 0.1, **given}
+    common = {"data": "cifar10", "image_size": 16, "method": "slimming", "epochs": 4}
+    config, info = resolve({**common, **given}), dataset_info("cifar10", 16)
+    model = build_model(config, info)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.weight)
             nn.init.normal_(module.bias, 0.0, 0.1)
-    return model
-
-
-def slim(model, **options):
-    settings = {"total_epochs": 4, "stop_at": 0.5, "target_macs": 0.6, "target_params": None}
-    return Slimmer(model, copy.deepcopy(model), SHAPE, **{**settings, "sparsity": 0.1, **options})
+    return model, Slimmer(config, info, model, torch.optim.SGD(model.parameters()))
 
 
 @pytest.mark.filterwarnings("ignore:.*slimming reached:UserWarning")
 @pytest.mark.parametrize("name", NETS)
 def test_every_family_of_the_zoo_is_cut_to_its_target(name):
-    model = sparse_net(name)
+    model, slimmer = slim(name, target_macs=0.6)
     dense = copy.deepcopy(model)
-    slimmer = slim(model, target_macs=0.6)
     assert not slimmer.step(0)
     assert not slimmer.is_pruned
     report = slimmer.step(1)
@@ -59,8 +66,8 @@ def test_every_family_of_the_zoo_is_cut_to_its_target(name):
     assert slimmer.is_pruned
     # A channel of these narrow networks is up to three hundredths of them.
     assert count_macs(model, SHAPE) / count_macs(dense, SHAPE) == pytest.approx(0.6, abs=0.03)
-    assert sum(map(len, report.deallocated.values())) == slimmer.num_cut()
-    assert slimmer.num_cut() == count_filters(dense) - count_filters(model)
+    num_cut = count_filters(dense) - count_filters(model)
+    assert sum(map(len, report.deallocated.values())) == slimmer.counts()["closed"] == num_cut
     whole = {n: m.out_channels for n, m in dense.named_modules() if isinstance(m, nn.Conv2d)}
     for conv_name, filters in report.deallocated.items():
         assert model.get_submodule(conv_name).out_channels == whole[conv_name] - len(filters)
@@ -70,24 +77,23 @@ def test_every_family_of_the_zoo_is_cut_to_its_target(name):
 
 
 def test_the_channels_of_the_smallest_scales_go():
-    model = sparse_net("densenet40")
+    model, slimmer = slim("densenet40", target_macs=0.8)
     weak = model.blocks[0][0].spatial.norm
     with torch.no_grad():
         weak.weight[::2] *= 1e-3
-    report = slim(model, target_macs=0.8).step(1)
+    report = slimmer.step(1)
     assert set(report.deallocated["blocks.0.0.pointwise.conv"]) >= set(range(0, 32, 2))
 
 
 def test_a_target_of_parameters():
-    model = sparse_net("densenet40")
+    model, slimmer = slim("densenet40", target_params=0.4)
     dense = count_params(model)
-    slim(model, target_macs=None, target_params=0.4).step(1)
+    slimmer.step(1)
     assert count_params(model) / dense == pytest.approx(0.4, abs=0.01)
 
 
 def test_the_penalty_pushes_scales_to_zero_until_they_are_cut():
-    model = sparse_net("densenet40")
-    slimmer = slim(model, sparsity=0.25)
+    model, slimmer = slim("densenet40", bn_sparsity=0.25, target_macs=0.6)
     scales = [m.weight for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     for scale in scales:
         scale.grad = torch.zeros_like(scale)
@@ -122,14 +128,14 @@ def test_what_is_never_cut():
 
 @pytest.mark.filterwarnings("ignore:.*slimming reached:UserWarning")
 def test_a_cut_network_is_rebuilt_from_its_weights():
-    model = sparse_net("condensenet182").eval()
-    slim(model).step(1)
+    model, slimmer = slim("condensenet182", target_macs=0.6)
+    slimmer.step(1)
     weights = model.state_dict()
-    again = sc.create_model("condensenet182", **NETS["condensenet182"]).eval()
+    again = sc.create_model("condensenet182", **NETS["condensenet182"])
     fit_shapes(again, weights)
     again.load_state_dict(weights)
     x = torch.randn(2, *SHAPE)
-    assert torch.equal(again(x), model(x))
+    assert torch.equal(again.eval()(x), model.eval()(x))
     for left, right in zip(again.modules(), model.modules(), strict=True):
         assert repr(left) == repr(right)
 
@@ -149,10 +155,11 @@ def test_shapes_that_are_no_cut_are_refused_and_nothing_changes():
 
 def test_a_target_that_cannot_be_reached_says_the_closest():
     with pytest.raises(ValueError, match=r"`target_macs` 0.001 cannot be reached: .* then 0\.\d+"):
-        slim(sc.create_model("densenet40", **NETS["densenet40"]), target_macs=0.001)
+        slim("densenet40", target_macs=0.001)
 
 
 def test_a_target_between_two_widths_warns():
-    slimmer = slim(sparse_net("condensenet182"))  # its grouped convs lose four channels at a time
+    # Its grouped convs lose four channels at a time.
+    _, slimmer = slim("condensenet182", target_macs=0.6)
     with pytest.warns(sc.SelectConvWarning, match=r"slimming reached 0\.\d+ .* closest to 0\.600"):
         slimmer.step(1)

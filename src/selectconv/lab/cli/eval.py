@@ -25,9 +25,8 @@ def run(options: Namespace) -> None:
     """Evaluate."""
     from selectconv.lab.cli.display import RunDisplay
     from selectconv.lab.data.registry import describe_lack, load_dataset
-    from selectconv.lab.train.device import settings_for_testing
-    from selectconv.lab.train.evaluation import Evaluation
-    from selectconv.lab.train.loop import build_fabric
+    from selectconv.lab.train.device import build_fabric, settings_for_testing
+    from selectconv.lab.train.evaluation import evaluate, load_part
     from selectconv.lab.train.network import load_run
     from selectconv.lab.train.run_data import check_same_images
     from selectconv.lab.train.run_folder import is_first_process
@@ -47,14 +46,13 @@ def run(options: Namespace) -> None:
     # What was not trained on depends on the number of images that a part was drawn from.
     names = ("num_train", "shape") if options.holdout and config.subset else ("shape",)
     check_same_images(trained.info, splits.info, *names, remedy="pass --data-root")
-    evaluation = Evaluation(config, build_fabric(config), splits)
-    evaluation.wrapped = evaluation.fabric.setup_module(trained.model)
+    fabric = build_fabric(config)
+    parts = splits.holdout if options.holdout else (splits.test,)
+    loaders = [load_part(part, splits.info, config, fabric) for part in parts]
     display = RunDisplay(config, Console(quiet=True))
-    if options.holdout:
-        result = evaluation.evaluate_holdout(display)
-    else:
-        loss, error = evaluation.evaluate(display, 0)
-        result = {"test_loss": loss, "test_error": error}
+    result = evaluate(fabric.setup_module(trained.model), loaders, fabric, display)
+    if not options.holdout:
+        result = {"test_loss": result["loss"], "test_error": result["error"]}
     if is_first_process():
         words = [f"{name.replace('_', ' ')} {value:.6g}" for name, value in result.items()]
         row = {"weights": trained.weights.name, **result}

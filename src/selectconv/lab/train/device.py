@@ -1,11 +1,14 @@
-"""The device of a run: the one that its settings name, or the best one of this machine."""
+"""The device, precision and processes of a run."""
 
+import os
+import signal
 from dataclasses import replace
 
 import torch
+from lightning_fabric import Fabric
 
 from selectconv.errors import UsageError
-from selectconv.lab.train.config import PRECISIONS, TrainConfig
+from selectconv.lab.train.config import TrainConfig
 
 
 def choose_device(config: TrainConfig) -> torch.device:
@@ -14,24 +17,20 @@ def choose_device(config: TrainConfig) -> torch.device:
     Raises:
         UsageError: this machine does not have it, or it does not compute in this precision.
     """
-    here = [
-        name
-        for name, is_here in (
-            ("cuda", torch.cuda.is_available()),
-            ("mps", torch.backends.mps.is_available()),
-            ("cpu", True),
-        )
-        if is_here
-    ]
+    is_here = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    here = [name for name in is_here if is_here[name]]
     name = here[0] if config.device == "auto" else config.device
     if name not in here:
         raise UsageError(
             f"`device` {name!r} is not on this machine; accepted here are auto, {', '.join(here)}."
         )
     if name == "cpu" and config.precision == "16-mixed":
-        able = " and ".join(word for word in PRECISIONS if word != config.precision)
         raise UsageError(
-            f"`precision` {config.precision!r} needs a GPU; accepted on a CPU are {able}."
+            "`precision` '16-mixed' needs a GPU; accepted on a CPU are 32-true and bf16-mixed."
         )
     return torch.device(name)
 
@@ -43,3 +42,37 @@ def settings_for_testing(config: TrainConfig) -> TrainConfig:
     except UsageError:
         return replace(config, device="auto", precision="32-true")
     return config
+
+
+def build_fabric(config: TrainConfig) -> Fabric:
+    """Set up devices, precision and processes; under torchrun, all of its processes.
+
+    Raises:
+        UsageError: this machine has no such device, or not in this precision, or the batch cannot
+            be divided by the number of processes.
+    """
+    choose_device(config)
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if config.batch_size % world:
+        raise UsageError(
+            f"`batch_size` {config.batch_size} must be a multiple of {world}, the number of "
+            "processes: each takes an equal part of every batch."
+        )
+    fabric = Fabric(
+        accelerator=config.device,
+        devices=local,
+        num_nodes=world // local,
+        strategy="ddp" if world > 1 else "auto",
+        precision=config.precision,  # type: ignore[arg-type]
+    )
+    handlers = {}
+    if world > 1:
+        # torch waits for the other processes in C++, half an hour if one of them has died, and
+        # Python's own handlers are not called there: Ctrl-C and SIGTERM end the process at once.
+        stops = (signal.SIGINT, signal.SIGTERM)
+        handlers = {number: signal.signal(number, signal.SIG_DFL) for number in stops}
+    fabric.launch()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    return fabric

@@ -5,13 +5,8 @@ epoch, so a run that was killed at any moment and resumed ends with the same bit
 """
 
 import json
-import os
 import re
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -30,8 +25,8 @@ from selectconv.lab.train.checkpoint import (
     load_checkpoint,
 )
 from selectconv.lab.train.config import TrainConfig
-from selectconv.lab.train.device import choose_device
-from selectconv.lab.train.evaluation import Display, Evaluation
+from selectconv.lab.train.device import build_fabric
+from selectconv.lab.train.evaluation import Display, evaluate, load_part, sum_over_ranks
 from selectconv.lab.train.event_file import EventFile
 from selectconv.lab.train.manifest import CHECKPOINT, PREVIOUS
 from selectconv.lab.train.network import build_model, in_layout
@@ -54,46 +49,6 @@ _LOOK_EVERY = 20
 _LOST_RANK = re.compile(r"gloo|nccl|closed by peer|reset by peer|broken pipe", re.IGNORECASE)
 
 
-def build_fabric(config: TrainConfig) -> Fabric:
-    """Set up devices, precision and processes; under torchrun, all of its processes.
-
-    Raises:
-        UsageError: this machine has no such device, or not in this precision.
-    """
-    choose_device(config)
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    fabric = Fabric(
-        accelerator=config.device,
-        devices=local,
-        num_nodes=world // local,
-        strategy="ddp" if world > 1 else "auto",
-        precision=config.precision,  # type: ignore[arg-type]
-    )
-    with _signals_end_the_process() if world > 1 else nullcontext():
-        fabric.launch()
-    return fabric
-
-
-@contextmanager
-def _signals_end_the_process() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM end the process at once, as they do without Python.
-
-    torch waits for the other processes in C++, half an hour if one of them has died, and Python's
-    own handlers are not called there.
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    handled = {number: how for number, how in handlers.items() if is_main and callable(how)}
-    for number in handled:
-        signal.signal(number, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        for number, how in handled.items():
-            signal.signal(number, how)
-
-
 def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.SGD:
     """Build SGD as in supplement B.1: Nesterov without dampening, less decay on shifts."""
     groups = param_groups(model, config.weight_decay, config.shift_weight_decay)
@@ -102,7 +57,7 @@ def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.SGD:
     )
 
 
-class Training(Evaluation):
+class Training:
     """A run in the making: everything that one epoch needs and changes.
 
     Args:
@@ -119,8 +74,12 @@ class Training(Evaluation):
         splits: Splits,
         state: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(config, fabric, splits)
-        self.train_loader = self.build_loader(splits.train, train=True)
+        self.config, self.fabric, self.splits = config, fabric, splits
+        self.train_loader = load_part(splits.train, splits.info, config, fabric, train=True)
+        self.test_loaders = []
+        if splits.test is not None:
+            self.test_loaders = [load_part(splits.test, splits.info, config, fabric)]
+        self._steps = config.epochs * len(self.train_loader)
         torch.manual_seed(config.seed)
         self.model = build_model(config, splits.info)
         if state is not None:
@@ -129,8 +88,8 @@ class Training(Evaluation):
             self.model.load_state_dict(state["model"])
             in_layout(self.model, config)  # where it was slimmed, it has new tensors
         optimizer = self._set_up()
-        method = config.method_info.implementation()
-        self.method = method.build(config, splits.info, self.model, optimizer)
+        build_method = config.method_info.implementation()
+        self.method = build_method(config, splits.info, self.model, optimizer)
         self.best_error = float("inf")
         self.next_epoch = 0
         if state is not None:
@@ -159,18 +118,24 @@ class Training(Evaluation):
         if report and self.config.method_info.cuts:
             in_layout(self.model, self.config)
             self._set_up()  # the layers that were cut have new parameters
-        test_loss, test_error = self.evaluate(display, epoch)
+        tested = self.evaluate(display, epoch)
         row = {
             "epoch": epoch,
             "train_loss": train_loss,
-            "test_loss": test_loss,
-            "test_error": test_error,
+            "test_loss": tested.get("loss"),
+            "test_error": tested.get("error"),
             "lr": self.config.lr_at((epoch + 1) * len(self.train_loader) - 1, self._steps),
             "seconds": round(time.perf_counter() - started, 3),
             "images_per_second": round(images / elapsed, 1),
             **self.method.counts(),
         }
         return row, report
+
+    def evaluate(self, display: Display, epoch: int) -> dict[str, Any]:
+        """Test the network as it is; nothing is found out without test images."""
+        if not self.test_loaders:
+            return {}
+        return evaluate(self.wrapped, self.test_loaders, self.fabric, display, epoch)
 
     def state(self, epoch: int) -> dict[str, Any]:
         """Collect what a run needs to continue after `epoch`."""
@@ -181,10 +146,6 @@ class Training(Evaluation):
             "allocator": self.method.state_dict(),
             "best_error": self.best_error,
         }
-
-    @property
-    def _steps(self) -> int:
-        return self.config.epochs * len(self.train_loader)
 
     def train_epoch(self, epoch: int, display: Display) -> tuple[float, int]:
         """Train on every image once; returns the mean loss and the number of images."""
@@ -207,7 +168,8 @@ class Training(Evaluation):
                 self._check_losses(losses, epoch)
         self._check_losses(losses, epoch)
         total = (losses.cpu().double() * counts).sum()
-        total, count = self.sum_over_ranks(torch.stack([total, counts.double().sum()])).tolist()
+        sums = torch.stack([total, counts.double().sum()])
+        total, count = sum_over_ranks(self.fabric, sums).tolist()
         return total / count, int(count)
 
     def _check_losses(self, losses: Tensor, epoch: int) -> None:
@@ -287,7 +249,9 @@ def _run_epochs(training: Training, folder: RunFolder, display: Display) -> None
             events.add(row, epoch)
         display.epoch_done(row, report)
     if training.config.holdout:
-        result = training.evaluate_holdout(display)
+        info, config, fabric = training.splits.info, training.config, training.fabric
+        loaders = [load_part(part, info, config, fabric) for part in training.splits.holdout]
+        result = evaluate(training.wrapped, loaders, fabric, display, config.epochs - 1)
         folder.write({HOLDOUT: (json.dumps(result) + "\n").encode()})
     folder.set_status("done")
     training.fabric.barrier()  # nobody reads the folder before it is complete

@@ -59,7 +59,8 @@ class TrainedRun:
 
     def finished(self) -> nn.Module:
         """Return the network as it is deployed; learned groups become group convs."""
-        return self.config.method_info.implementation().finish(self.model).eval()
+        finished: nn.Module = self.config.method_info.implementation().finish(self.model)
+        return finished.eval()
 
     def plain(self) -> nn.Module:
         """Build the plain network of the same kind, with weights of its own."""
@@ -112,8 +113,7 @@ def in_layout(model: nn.Module, config: TrainConfig) -> nn.Module:
 def _build_of_zoo(config: TrainConfig, info: DatasetInfo) -> nn.Module:
     options: dict[str, Any] = {
         "stem": _stem_for(info),
-        # De-allocation alone needs no shifts (the parameter counts of Table 2).
-        "realloc": "none" if config.method_info.only_closes else "pointwise",
+        "realloc": "pointwise",
         **config.method_info.network_options,
         **config.model_options,
     }
@@ -198,8 +198,6 @@ def _build_external(config: TrainConfig, info: DatasetInfo) -> nn.Module:
     model = _build_outside(config, info)
     if not config.method_info.is_selective:
         return model
-    options = config.model_options
+    options = {**config.method_info.network_options, **config.model_options}
     of_convert = {name: options[name] for name in _OF_CONVERT if name in options}
-    if config.method_info.only_closes:
-        of_convert.setdefault("realloc", "none")
     return convert(model, torch.zeros(1, *info.shape), **of_convert)

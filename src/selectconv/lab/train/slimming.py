@@ -8,7 +8,7 @@ Torch-Pruning does the penalty and the cutting; how much to cut is found here.
 import copy
 import math
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,9 @@ from selectconv.deploy.cost import count_macs, count_params
 from selectconv.errors import RunError
 from selectconv.extras import import_extra
 from selectconv.lab.data.image_set import DatasetInfo
+from selectconv.lab.train.channels import Plain
 from selectconv.lab.train.checkpoint import fit_shapes
 from selectconv.lab.train.config import TrainConfig
-from selectconv.lab.train.methods import Plain
 from selectconv.lab.train.network import build_model
 from selectconv.lab.zoo.densenet import DenseUnit
 from selectconv.lab.zoo.resnet import Bottleneck
@@ -35,38 +35,13 @@ _KEPT = 1e3  # added to the scores, which are of order 1, of channels that must 
 _CLOSE_ENOUGH = 0.002
 _TRIALS = 14
 
-Cost = Callable[[nn.Module], int]
 Importance = Callable[[Any], Tensor | None]
-History = list[list[Any]]
-
-
-def import_torch_pruning() -> Any:
-    """Import Torch-Pruning.
-
-    Raises:
-        RunError: it is not installed.
-    """
-    return import_extra(
-        "torch_pruning", "`--method slimming`", "selectconv[pruning]", error=RunError
-    )
 
 
 class Slimmer(Plain):
-    """Slim a plain network of the zoo while it trains.
-
-    Call `regularize` in every training step, after `backward`, and `step` after every epoch.
+    """Slim a plain network of the zoo, which may have been slimmed already, while it trains.
 
     All state is in the model: what was cut shows in its shapes.
-
-    Args:
-        model: the network, which may have been slimmed already.
-        dense: a copy of it that has not been; it may be on the meta device.
-        shape: of one image, without the batch.
-        total_epochs: the length of the training.
-        stop_at: the part of the training after which the channels are cut.
-        target_macs: the multiply-adds to end at, as a part of the dense network's; or None.
-        target_params: likewise for parameters; one of the two is given.
-        sparsity: strength of the L1 penalty on batch norm's scales.
 
     Attributes:
         importance: Torch-Pruning's score of the channels; batch norm's scales unless replaced.
@@ -78,71 +53,41 @@ class Slimmer(Plain):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        dense: nn.Module,
-        shape: tuple[int, ...],
-        *,
-        total_epochs: int,
-        stop_at: float,
-        target_macs: float | None,
-        target_params: float | None,
-        sparsity: float,
+        self, config: TrainConfig, info: DatasetInfo, model: nn.Module, optimizer: Optimizer
     ) -> None:
-        self.pruning = import_torch_pruning()
-        self.model = model
-        self.sparsity = sparsity
+        name, install = "`--method slimming`", "selectconv[pruning]"
+        self.pruning = import_extra("torch_pruning", name, install, error=RunError)
         self.importance: Importance = self.pruning.importance.BNScaleImportance()
-        self.last_sparse_epoch = math.ceil(stop_at * total_epochs) - 1
-        self._num_filters = count_filters(dense)
-        self.cost: Cost = count_params if target_macs is None else lambda m: count_macs(m, shape)
-        self.name = "target_params" if target_macs is None else "target_macs"
-        fraction = target_params if target_macs is None else target_macs
-        assert fraction is not None
-        self._dense_cost = self.cost(dense)
-        self.target = fraction * self._dense_cost
-        self._example = torch.zeros(1, *shape)
-        self.is_pruned = self.num_cut() > 0
-        if not self.is_pruned:
-            self._pruner = self._build_pruner(self.model, 0.5)
-            least = self.cost(self._pruned(self._largest_ratio())[0])
-            if least > self.target:
-                raise ValueError(
-                    f"`{self.name}` {fraction:g} cannot be reached: slimming cuts at most "
-                    f"{MOST_OF_A_LAYER:.0%} of a layer, and then {least / self._dense_cost:.3f} of "
-                    "the dense network is left."
-                )
-
-    @classmethod
-    def build(
-        cls, config: TrainConfig, info: DatasetInfo, model: nn.Module, optimizer: Optimizer
-    ) -> Self:
-        """Build the slimmer, with the sizes of the network before any cut."""
+        self.model, self.config, self.shape = model, config, info.shape
         with torch.device("meta"):
             dense = build_model(config, info)
-        return cls(
-            model,
-            dense,
-            info.shape,
-            total_epochs=config.epochs,
-            stop_at=config.stop_at,
-            target_macs=config.target_macs,
-            target_params=config.target_params,
-            sparsity=config.bn_sparsity,
-        )
+        self._num_filters, self._dense_cost = count_filters(dense), self._cost(dense)
+        self.name = "target_params" if config.target_macs is None else "target_macs"
+        self.target = getattr(config, self.name) * self._dense_cost
+        self.is_pruned = count_filters(model) < self._num_filters
+        if not self.is_pruned:
+            self._pruner = self._build_pruner(model, 0.5)
+            least = self._cost(self._pruned(self._largest_ratio())[0])
+            if least > self.target:
+                raise ValueError(
+                    f"`{self.name}` {getattr(config, self.name):g} cannot be reached: slimming "
+                    f"cuts at most {MOST_OF_A_LAYER:.0%} of a layer, and then "
+                    f"{least / self._dense_cost:.3f} of the dense network is left."
+                )
 
-    def num_cut(self) -> int:
-        """Count the filters that were cut out of the network's convs."""
-        return self._num_filters - count_filters(self.model)
+    def _cost(self, model: nn.Module) -> int:
+        """Count what is to meet the target."""
+        by_macs = self.config.target_macs is not None
+        return count_macs(model, self.shape) if by_macs else count_params(model)
 
     def counts(self) -> dict[str, int]:
-        """Count the filters that were cut."""
-        return {"moved": 0, "closed": self.num_cut()}
+        """Count the filters that were cut out of the network's convs."""
+        return {"moved": 0, "closed": self._num_filters - count_filters(self.model)}
 
     def regularize(self) -> None:
-        """Add the penalty's gradient to those of batch norm's scales, after `backward`."""
+        """Add the penalty's gradient to those of batch norm's scales, until they are cut."""
         if not self.is_pruned:
-            self._pruner.regularize(self.model, reg=self.sparsity)
+            self._pruner.regularize(self.model, reg=self.config.bn_sparsity)
 
     def step(self, epoch: int) -> AllocationReport:
         """Cut the channels once the sparse part of the training is over.
@@ -152,12 +97,15 @@ class Slimmer(Plain):
         Returns:
             The filters that were cut, by conv; false when nothing changed.
         """
-        if epoch != self.last_sparse_epoch or self.is_pruned:
-            return AllocationReport(epoch, AllocationPlan())
-        ratio = self._largest_ratio()
-        history = prune_to_target(self.model, self._pruned, ratio, self.cost, self.target)
-        self.is_pruned = self.num_cut() > 0
-        reached = self.cost(self.model)
+        last_sparse_epoch = math.ceil(self.config.stop_at * self.config.epochs) - 1
+        if epoch != last_sparse_epoch or self.is_pruned:
+            return super().step(epoch)
+        chosen, history = self._find_target()
+        weights = chosen.state_dict()
+        fit_shapes(self.model, weights)
+        self.model.load_state_dict(weights)
+        self.is_pruned = bool(history)
+        reached = self._cost(self.model)
         if abs(reached - self.target) > 0.01 * self.target:
             warn(
                 f"`{self.name}`: slimming reached {reached / self._dense_cost:.3f} of the dense "
@@ -170,17 +118,33 @@ class Slimmer(Plain):
         }
         return AllocationReport(epoch, AllocationPlan(plans))
 
+    def _find_target(self) -> tuple[nn.Module, list[Any]]:
+        """Search for the part of all channels whose cut meets the target, by bisection."""
+        low, high = 0.0, self._largest_ratio()
+        closest = math.inf
+        best: tuple[nn.Module, list[Any]] = (self.model, [])
+        for _ in range(_TRIALS):
+            ratio = (low + high) / 2
+            trial = self._pruned(ratio)
+            found = self._cost(trial[0])
+            if abs(found - self.target) < closest:
+                closest, best = abs(found - self.target), trial
+            if closest <= _CLOSE_ENOUGH * self.target:
+                break
+            low, high = (ratio, high) if found > self.target else (low, ratio)
+        return best
+
     def _largest_ratio(self) -> float:
         """Return the part of all channels that is cut when every layer keeps its least."""
-        pruner, widths = self._pruner, []
-        for group in pruner.DG.get_all_groups(
-            ignored_layers=pruner.ignored_layers, root_module_types=pruner.root_module_types
-        ):
-            widths.append(len(group[0].idxs) // channel_groups(group))
+        groups = self._pruner.DG.get_all_groups(
+            ignored_layers=self._pruner.ignored_layers,
+            root_module_types=self._pruner.root_module_types,
+        )
+        widths = [len(group[0].idxs) // channel_groups(group) for group in groups]
         # A little less: Torch-Pruning rounds the number of channels that are left down.
         return 1 - sum(map(num_kept, widths)) / sum(widths) - 1e-6
 
-    def _pruned(self, ratio: float) -> tuple[nn.Module, History]:
+    def _pruned(self, ratio: float) -> tuple[nn.Module, list[Any]]:
         """Return a copy of the model without that part of its channels, and what was cut."""
         model = copy.deepcopy(self.model)
         pruner = self._build_pruner(model, ratio)
@@ -189,10 +153,9 @@ class Slimmer(Plain):
 
     def _build_pruner(self, model: nn.Module, ratio: float) -> Any:
         was_training = model.training
-        example = self._example.to(next(model.parameters()).device)
         pruner = self.pruning.pruner.BNScalePruner(
             model,
-            (example,),
+            (torch.zeros(1, *self.shape, device=next(model.parameters()).device),),
             importance=keep_some(self.importance),
             global_pruning=True,
             pruning_ratio=ratio,
@@ -233,64 +196,21 @@ def channel_groups(group: Any) -> int:
     return max((conv.groups for conv in convs), default=1)
 
 
-def prune_to_target(
-    model: nn.Module,
-    pruned: Callable[[float], tuple[nn.Module, History]],
-    largest_ratio: float,
-    cost: Cost,
-    target: float,
-) -> History:
-    """Search for the pruning ratio that meets a target, and give the model the shape and weights.
-
-    Args:
-        model: the network; its modules get new parameters.
-        pruned: makes a pruned copy of the model for a ratio.
-        largest_ratio: the largest ratio that may be tried.
-        cost: counts what is to meet the target.
-        target: the cost to end at.
-
-    Returns:
-        Torch-Pruning's history of the chosen copy.
-    """
-    low, high = 0.0, largest_ratio
-    best: tuple[float, nn.Module, History] | None = None
-    for _ in range(_TRIALS):
-        ratio = (low + high) / 2
-        trial, history = pruned(ratio)
-        found = cost(trial)
-        miss = abs(found - target)
-        if best is None or miss < best[0]:
-            best = (miss, trial, history)
-        if miss <= _CLOSE_ENOUGH * target:
-            break
-        low, high = (ratio, high) if found > target else (low, ratio)
-    assert best is not None
-    _, chosen, history = best
-    weights = chosen.state_dict()
-    fit_shapes(model, weights)
-    model.load_state_dict(weights)
-    return history
-
-
 def fixed_layers(model: nn.Module) -> list[nn.Module]:
     """Return the layers whose outputs must not be cut.
 
     These are the classifier, and what Torch-Pruning cannot follow: a trunk whose shortcuts append
     zeros (ResNet), and the grouped convs of CondenseNet, whose outputs are concatenated.
     """
-    fixed: list[nn.Module] = []
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            fixed.append(module)
-        elif isinstance(module, Bottleneck):
-            fixed.append(module.get_submodule("expand.conv"))
-        elif isinstance(module, DenseUnit):
-            conv = module.get_submodule("spatial.conv")
-            fixed += [conv] if isinstance(conv, nn.Conv2d) and conv.groups > 1 else []
-    if any(isinstance(module, Bottleneck) for module in model.modules()):
+    modules = list(model.modules())
+    fixed: list[nn.Module] = [module for module in modules if isinstance(module, nn.Linear)]
+    trunk = [m.get_submodule("expand.conv") for m in modules if isinstance(m, Bottleneck)]
+    if trunk:
         stem = model.get_submodule("stem")
-        fixed += [module for module in stem.modules() if isinstance(module, nn.Conv2d)]
-    return fixed
+        trunk += [module for module in stem.modules() if isinstance(module, nn.Conv2d)]
+    units = [unit.get_submodule("spatial.conv") for unit in modules if isinstance(unit, DenseUnit)]
+    grouped = [conv for conv in units if isinstance(conv, nn.Conv2d) and conv.groups > 1]
+    return [*fixed, *trunk, *grouped]
 
 
 def count_filters(model: nn.Module) -> int:

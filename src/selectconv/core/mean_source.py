@@ -1,6 +1,5 @@
 """Where a layer gets E[X] and Var[X] of its input from: batch norm's parameters, or observation."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -46,18 +45,18 @@ class MeanSource:
         return [leaf.bn for leaf in self.leaves() if isinstance(leaf, BatchNormMean)]
 
 
-class ClosedForm(MeanSource, ABC):
-    """A source that computes both moments from what the model holds."""
+class ClosedForm(MeanSource):
+    """A source that computes both moments from what the model holds: by default, from its parts."""
 
     num_channels: int
 
-    @abstractmethod
     def mean(self) -> Tensor:
         """Compute E[X], (C,)."""
+        return _concatenate([part.mean() for part in self.parts])
 
-    @abstractmethod
     def var(self) -> Tensor:
         """Compute Var[X], (C,)."""
+        return _concatenate([part.var() for part in self.parts])
 
 
 class BatchNormMean(ClosedForm):
@@ -174,14 +173,6 @@ class ConcatMean(ClosedForm):
         self.parts = tuple(parts)
         self.num_channels = sum(part.num_channels for part in parts)
 
-    def mean(self) -> Tensor:
-        """Concatenate the parts' means, (C,)."""
-        return _concatenate([part.mean() for part in self.parts])
-
-    def var(self) -> Tensor:
-        """Concatenate the parts' variances, (C,)."""
-        return _concatenate([part.var() for part in self.parts])
-
     def __repr__(self) -> str:
         kinds = dict.fromkeys(repr(leaf) for leaf in self.leaves())
         return f"concat of {len(self.parts)}: {', '.join(kinds)}"
@@ -215,11 +206,11 @@ class SelectedMean(ClosedForm):
 
     def mean(self) -> Tensor:
         """Take the channels' means, (C,)."""
-        return self.parts[0].mean()[list(self.index)]
+        return super().mean()[list(self.index)]
 
     def var(self) -> Tensor:
         """Take the channels' variances, (C,)."""
-        return self.parts[0].var()[list(self.index)]
+        return super().var()[list(self.index)]
 
     def __repr__(self) -> str:
         kinds = dict.fromkeys(repr(leaf) for leaf in self.leaves())

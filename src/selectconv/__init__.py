@@ -31,8 +31,7 @@ _HOMES = {
         "deploy.onnx": "export_onnx",
         "errors": "AllocationError CompressionError ConversionError ExportError MeanSourceError "
         "SelectConvError SelectConvWarning",
-        "graph.convert": "convert",
-        "graph.description": "describe",
+        "graph.convert": "convert describe",
         "lab.zoo": "create_model list_models",
     }.items()
     for name in names.split()

@@ -29,7 +29,7 @@ from selectconv.errors import MeanSourceError as MeanSourceError
 from selectconv.errors import SelectConvError as SelectConvError
 from selectconv.errors import SelectConvWarning as SelectConvWarning
 from selectconv.graph.convert import convert as convert
-from selectconv.graph.description import describe as describe
+from selectconv.graph.convert import describe as describe
 from selectconv.lab.zoo import create_model as create_model
 from selectconv.lab.zoo import list_models as list_models
 

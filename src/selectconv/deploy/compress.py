@@ -8,7 +8,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from selectconv.checks import check_count
 from selectconv.core.models import unwrap
@@ -238,12 +237,9 @@ def _narrow_module(op: Operation, kept: Channels) -> nn.Module:
         module._forward_pre_hooks.clear()
     if len(kept) == op.channels:
         return new
-    if isinstance(new, nn.Linear):
-        new.out_features = len(kept)
-    elif isinstance(new, _BatchNorm):
-        new.num_features = len(kept)
-    elif isinstance(new, nn.PReLU) and new.num_parameters > 1:
-        new.num_parameters = len(kept)
+    for name in ("out_features", "num_features", "num_parameters"):
+        if getattr(new, name, None) == op.channels:
+            setattr(new, name, len(kept))
     for name, value in (*new._parameters.items(), *new._buffers.items()):
         if value is not None and value.ndim and len(value) == op.channels:
             part = value.detach()[torch.from_numpy(kept).to(value.device)]

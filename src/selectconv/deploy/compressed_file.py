@@ -68,9 +68,8 @@ def save_compressed(module: nn.Module, path: str | os.PathLike[str]) -> None:
         )
     target = check_path("path", path)
     description = {"format": FORMAT, **_describe(module)}
-    tensors = {}
-    for name, tensor in module.state_dict().items():
-        tensors[name] = tensor.detach().cpu().contiguous().clone()
+    state = module.state_dict()
+    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
     text = json.dumps(description, separators=(",", ":"))
     metadata = {"selectconv": text, "sha256": _digest(text, tensors)}
     from safetensors.torch import save  # `import selectconv` is torch and numpy alone

@@ -118,9 +118,8 @@ def count_layout(flow: Dataflow, layout: Layout) -> Cost:
                 macs += batch * math.prod(after) * part.num_weights
                 macs += batch * math.prod(before) * part.num_stencil_weights
         elif op.kind is Kind.LINEAR:
-            assert isinstance(op.module, nn.Linear)
-            macs += op.shape[0] * op.module.in_features * len(layout.kept[node])
-            extra += len(layout.kept[node]) if op.module.bias is not None else 0
+            macs += op.macs // op.channels * len(layout.kept[node])
+            extra += 0 if op.module is None or op.module.bias is None else len(layout.kept[node])
         else:  # operations that are left alone, such as a transposed conv
             macs += op.macs
         if op.kind is Kind.CHANNELWISE:

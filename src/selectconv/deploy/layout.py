@@ -6,6 +6,7 @@ wants less than its input keeps gathers its share. Counting and compressing read
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -178,7 +179,7 @@ def _find_needed(flow: Dataflow, shared: set[fx.Node], blocks: Blocks) -> dict[f
         need, conv = needed[node], op.module if isinstance(op.module, _ConvNd) else None
         if node in shared:  # called twice, with one set of weights: those must serve both
             need[:] = True
-        if not need.any():  # only its shape is read
+        if not need.any():  # only its shape is read, or by closed slots: a conv needs one input
             need[:1] = True
         if conv is not None and 1 < conv.groups == conv.in_channels:
             _round_up(need, blocks.of_depthwise(len(need)))
@@ -196,12 +197,13 @@ def _round_up(need: Mask, block: int) -> None:
 
 def _find_shared(flow: Dataflow) -> set[fx.Node]:
     """Find the operations whose parameters another operation has as well."""
-    calls: dict[int, list[fx.Node]] = {}
-    for node, op in flow.operations.items():
-        if op.module is not None:
-            for parameter in op.module.parameters(recurse=False):
-                calls.setdefault(id(parameter), []).append(node)
-    return {node for nodes in calls.values() if len(nodes) > 1 for node in nodes}
+    held = {
+        node: [id(parameter) for parameter in op.module.parameters(recurse=False)]
+        for node, op in flow.operations.items()
+        if op.module is not None
+    }
+    owners = Counter(key for keys in held.values() for key in keys)
+    return {node for node, keys in held.items() if any(owners[key] > 1 for key in keys)}
 
 
 def reads(flow: Dataflow, op: Operation, need: Mask) -> Iterator[tuple[fx.Node, Mask]]:
@@ -239,8 +241,6 @@ def _conv_reads(module: nn.Module | None, need: Mask) -> Mask:
     slots = in_use & module.gate.cpu().numpy()
     reads = np.zeros(module.in_channels, dtype=bool)
     reads[module.index.cpu().numpy()[slots]] = True
-    if not reads.any():  # the user closed all slots: a conv needs one input, of weight zero
-        reads[0] = True
     return reads
 
 

@@ -18,7 +18,6 @@ from selectconv.deploy.sameness import check_same, tensors_in
 from selectconv.errors import CompressionError, ExportError
 from selectconv.extras import import_extra
 from selectconv.files import write_whole
-from selectconv.graph.dataflow import copy_model
 from selectconv.graph.example import as_arguments, evaluating
 
 TOLERANCE = 1e-3
@@ -58,7 +57,7 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], example_input: A
     if target.is_dir() or not os.access(target.parent, os.W_OK):
         raise ExportError(f"{target} cannot be written: it must be a file in a writable folder.")
     plain = _as_plain(model, example_input)
-    with _quiet():
+    with _quiet(), evaluating(plain):
         content = _export(plain, example_input)
     run = open_session(content)
     for batch in BATCHES:
@@ -99,18 +98,16 @@ def _import(package: str) -> Any:
 
 
 def _as_plain(model: nn.Module, example_input: Any) -> nn.Module:
-    """Compress a model unless it is compressed; a plain one that cannot be traced is copied."""
-    plain = model = unwrap(model)
-    if not isinstance(model, fx.GraphModule):
-        try:
-            plain = compress(model, example_input)
-        except CompressionError:
-            if selective_layers(model):
-                raise
-    plain = copy_model(plain)
-    for module in plain.modules():
-        module.training = False
-    return plain
+    """Compress a model unless it is compressed, or is plain and cannot be traced."""
+    model = unwrap(model)
+    if isinstance(model, fx.GraphModule):
+        return model
+    try:
+        return compress(model, example_input)
+    except CompressionError:
+        if selective_layers(model):
+            raise
+        return model
 
 
 def _export(plain: nn.Module, example_input: Any) -> bytes:

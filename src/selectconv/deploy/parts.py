@@ -75,11 +75,6 @@ class Part:
     reach: tuple[int, ...] = ()
 
     @property
-    def stencil_size(self) -> tuple[int, ...]:
-        """Kernel size of the depthwise conv."""
-        return tuple(2 * reach + 1 for reach in self.reach)
-
-    @property
     def num_weights(self) -> int:
         """Weights of the conv: also its multiply-adds for each position of its output."""
         kernel_size = math.prod(self.conv.kernel_size)
@@ -88,7 +83,8 @@ class Part:
     @property
     def num_stencil_weights(self) -> int:
         """Weights of the depthwise conv: also its multiply-adds for each position of its input."""
-        return int(self.sources.size * math.prod(self.stencil_size)) if self.reach else 0
+        size = math.prod(2 * reach + 1 for reach in self.reach)
+        return int(self.sources.size * size) if self.reach else 0
 
 
 def plan_parts(

@@ -30,7 +30,7 @@ def as_arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Read an example as a tensor, a tuple of arguments or a dict of keyword arguments.
 
     Raises:
-        TypeError: it cannot be one: there is no tensor in it, or a key that is not a name.
+        TypeError: it cannot be one: there is no tensor in it.
         ValueError: its tensors are empty.
     """
     leaves = tree_leaves(example_input)
@@ -45,10 +45,6 @@ def as_arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if sizes and not any(sizes):
         raise ValueError("`example_input` is empty: give at least one example.")
     if isinstance(example_input, Mapping):
-        if wrong := [key for key in example_input if not isinstance(key, str)]:
-            raise TypeError(
-                f"`example_input`: the keys of a dict are names of arguments, got {wrong[0]!r}."
-            )
         return (), dict(example_input)
     if isinstance(example_input, tuple | list):
         return tuple(example_input), {}

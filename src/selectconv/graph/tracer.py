@@ -63,6 +63,8 @@ class Tracer(fx.Tracer):
             they say where it was raised.
     """
 
+    proxy_class: type[Proxy] = Proxy
+
     def __init__(self, is_leaf: Callable[[nn.Module], bool], settled: Mapping[str, Any]) -> None:
         super().__init__()
         self.is_leaf = is_leaf
@@ -71,7 +73,7 @@ class Tracer(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """Make the value that stands for a step while the model's code runs."""
-        return Proxy(node, self)
+        return self.proxy_class(node, self)
 
     def create_proxy(self, kind: str, target: Any, *rest: Any, **named: Any) -> Any:
         """Record a step and return the value that stands for it: a settled argument's own."""
@@ -110,6 +112,45 @@ class FailsOnExample(Exception):
     """A step of a model fails on the example."""
 
 
+class _ShapedProxy(Proxy):
+    """A proxy whose sizes are plain numbers, as far as its tracer fixes them."""
+
+    tracer: "ShapeTracer"
+
+    def __getattr__(self, k: str) -> Any:
+        if self.tracer.fixed is Fixed.NONE:
+            return super().__getattr__(k)
+        value = _value_of(self)
+        if isinstance(value, Tensor) and k == "shape":
+            return self.tracer.sizes(self)
+        if callable(getattr(value, k)):
+            return super().__getattr__(k)
+        return self.tracer.create_proxy("call_function", getattr, (self, k), {})
+
+    def __len__(self) -> int:
+        if isinstance(_value_of(self), Tensor):
+            return operator.index(self.shape[0])
+        return len(self.tracer.plain(self))
+
+    def __index__(self) -> int:
+        return int(self.tracer.plain(self))
+
+    __int__ = __index__
+
+    def __float__(self) -> float:
+        return float(self.tracer.plain(self))
+
+
+def _value_of(arg: Any, read: list[Any] | None = None) -> Any:
+    """Return what an argument is on the example; note it in `read` where it is a proxy."""
+    if not isinstance(arg, fx.Proxy):
+        return arg
+    value = arg.node.meta.get("value")
+    if read is not None:
+        read.append(value)
+    return value
+
+
 class ShapeTracer(Tracer):
     """Traces a model on an example, of which it sees shapes but no values.
 
@@ -125,6 +166,8 @@ class ShapeTracer(Tracer):
         fixed: becomes ALL where the forward needs the size of the batch.
     """
 
+    proxy_class = _ShapedProxy
+
     def __init__(
         self, is_leaf: Callable[[nn.Module], bool], arguments: Mapping[str, Any], fixed: Fixed
     ) -> None:
@@ -133,12 +176,11 @@ class ShapeTracer(Tracer):
         self.fixed = fixed
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._counter = FlopCounterMode(display=False)
-        self._arguments: Any = map_aggregate(dict(arguments), self._without_data)
+        self._arguments: Any = map_aggregate(
+            dict(arguments),
+            lambda value: self._mode.from_tensor(value) if isinstance(value, Tensor) else value,
+        )
         self._is_running = False
-
-    def proxy(self, node: fx.Node) -> fx.Proxy:
-        """Make the value that stands for a step while the model's code runs."""
-        return _ShapedProxy(node, self)
 
     def create_proxy(
         self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **named: Any
@@ -209,9 +251,6 @@ class ShapeTracer(Tracer):
             return super().iter(obj)
         return (obj[place] for place in range(len(obj)))
 
-    def _without_data(self, value: Any) -> Any:
-        return self._mode.from_tensor(value) if isinstance(value, Tensor) else value
-
     def _run(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
         self._is_running = True
         try:
@@ -232,45 +271,6 @@ class ShapeTracer(Tracer):
             raise FailsOnExample(str(error)) from error
         finally:
             self._is_running = False
-
-
-class _ShapedProxy(Proxy):
-    """A proxy whose sizes are plain numbers, as far as its tracer fixes them."""
-
-    tracer: ShapeTracer
-
-    def __getattr__(self, k: str) -> Any:
-        if self.tracer.fixed is Fixed.NONE:
-            return super().__getattr__(k)
-        value = _value_of(self)
-        if isinstance(value, Tensor) and k == "shape":
-            return self.tracer.sizes(self)
-        if callable(getattr(value, k)):
-            return super().__getattr__(k)
-        return self.tracer.create_proxy("call_function", getattr, (self, k), {})
-
-    def __len__(self) -> int:
-        if isinstance(_value_of(self), Tensor):
-            return operator.index(self.shape[0])
-        return len(self.tracer.plain(self))
-
-    def __index__(self) -> int:
-        return int(self.tracer.plain(self))
-
-    __int__ = __index__
-
-    def __float__(self) -> float:
-        return float(self.tracer.plain(self))
-
-
-def _value_of(arg: Any, read: list[Any] | None = None) -> Any:
-    """Return what an argument is on the example; note it in `read` where it is a proxy."""
-    if not isinstance(arg, fx.Proxy):
-        return arg
-    value = arg.node.meta.get("value")
-    if read is not None:
-        read.append(value)
-    return value
 
 
 def settle(arguments: Mapping[str, Any], kinds: tuple[type, ...] = (bool, str)) -> dict[str, Any]:

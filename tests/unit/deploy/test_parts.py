@@ -78,7 +78,6 @@ def test_shifted_slots_are_a_part_that_a_depthwise_conv_shifts():
     assert still.reach == ()
     assert moved.slots.tolist() == moved.sources.tolist() == [[1, -1]]
     assert moved.reach == (1, 2)
-    assert moved.stencil_size == (3, 5)
     assert moved.num_weights == 6 * 2
     assert moved.num_stencil_weights == 2 * 15
     torch.testing.assert_close(conv_weight(moved)[:, 0], conv.weight[:, 1])

@@ -45,7 +45,6 @@ def test_objects_of_a_models_own_are_arguments():
         ({"x": 3}, "got {'x': 3}"),
         ((1, 3, 16, 16), r"got \(1, 3, 16, 16\); .* a shape torch.zeros"),
         ((np.zeros((1, 3)),), r"got \(array.*; for an array .*torch.from_numpy"),
-        ({1: X}, "the keys of a dict are names of arguments, got 1"),
     ],
 )
 def test_what_is_no_example(example, message):

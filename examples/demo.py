@@ -20,7 +20,7 @@ from rich.table import Table
 from selectconv.errors import DataError, SelectConvError
 from selectconv.lab.cli.reproduce import run_grid
 from selectconv.lab.data.registry import fetch_dataset
-from selectconv.lab.report.runs.collect import Run, collect
+from selectconv.lab.report.collect import Run, collect
 from selectconv.lab.reproduce.grid import Grid, load_grid
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "table1" / "runs"
@@ -69,13 +69,13 @@ def compare(runs: dict[str, Run]) -> Table:
     for head in ("error on unseen images", "loss", "slots moved", "seconds"):
         table.add_column(head, justify="right")
     for method, run in runs.items():
-        result = run.holdout or {"error": run.error, "loss": run.loss}
+        endpoint = "test" if run.holdout is None else "held-out"
         table.add_row(
             method,
-            f"{result['error']:.2f} %",
-            f"{result['loss']:.4f}",
+            f"{run.score(endpoint, 'error'):.2f} %",
+            f"{run.score(endpoint, 'loss'):.4f}",
             str(run.metrics[-1]["moved"]),
-            f"{run.seconds:.0f}",
+            f"{sum(row['seconds'] for row in run.metrics):.0f}",
         )
     return table
 

@@ -7,16 +7,17 @@ Everything comes from the runs' files.
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from selectconv.lab.report.compare.answers import Answer, Question, answer
-from selectconv.lab.report.compare.findings import state_findings
-from selectconv.lab.report.compare.groups import Group, Row, group_runs
-from selectconv.lab.report.compare.statistics import compare, show_p, show_p_alone, summarize
-from selectconv.lab.report.runs.collect import collect
+from selectconv.lab.report.collect import collect
+from selectconv.lab.report.compare import Group, Row, group_runs
+from selectconv.lab.report.findings import Finding, find_out
+from selectconv.lab.report.statistics import LEVEL, compare, show_p, show_p_alone
+from selectconv.lab.report.tables import show_spread
 from selectconv.lab.reproduce.grid import TABLES, load_grid
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,30 +43,34 @@ SETTINGS = {
 }
 # The seeds of the comparison of gamma="auto" that was fixed beforehand.
 AUTO_SEEDS = {"A": range(23, 30), "B": range(20, 30)}
-LEVEL = 0.05
 COMPRESSION = "table2"  # its networks have half of the multiply-adds: not for the short table
 
 
-def load_groups() -> Iterator[tuple[str, Group]]:
-    """Yield the comparisons of every grid that has runs here, with the grid's name."""
+@cache
+def load_groups() -> list[tuple[str, Group, list[Finding]]]:
+    """Return the comparisons of every grid that has runs here, with the grid's name."""
+    found = []
     for table in sorted(TABLES):  # the ablation first: the main result
-        grid, folder = load_grid(table, SCALE), ROOT / "results" / table / "runs"
-        if not folder.is_dir():
-            continue
-        runs = collect([folder]).runs
-        for group in group_runs(
-            runs, grid.missing({run.name for run in runs}, {}), grid.first, grid.margin
-        ):
-            yield table, group
+        folder = ROOT / "results" / table / "runs"
+        if folder.is_dir():
+            groups = group_runs(collect([folder]).runs, load_grid(table, SCALE))
+            found += [(table, group, find_out(group)) for group in groups]
+    return found
 
 
-def load_pairs() -> Iterator[tuple[Group, Row, Answer]]:
-    """Yield each comparison of select with plain at the same size: its row and its answer."""
-    for table, group in load_groups():
+def load_pairs() -> Iterator[tuple[Group, str, dict[str, Finding]]]:
+    """Yield each comparison of select with plain at the same size: its answers, by measure."""
+    for table, group, findings in load_groups():
         select = group.find("select")
-        found = None if select is None else answer(group).get(select.key)
-        if table != COMPRESSION and select is not None and found is not None:
-            yield group, select, found
+        found = {one.column: one for one in findings if one.row is select and one.column}
+        if table != COMPRESSION and select is not None and found:
+            num_missing = sum(len(row.missing) for row in (select, *group.baselines))
+            yield group, f" ({num_missing} runs missing)" if num_missing else "", found
+
+
+def as_line(cells: Iterable[str]) -> str:
+    """Write cells as a line of a table in Markdown."""
+    return "| " + " | ".join(cells) + " |"
 
 
 def write_short() -> str:
@@ -74,20 +79,24 @@ def write_short() -> str:
         "| training | plain | select | relative change: error | p | loss | p |",
         "|---|---|---|---|---|---|---|",
     ]
-    for group, select, found in load_pairs():
-        missing = f" ({found.num_missing} runs missing)" if found.num_missing else ""
-        cells = [f"{group.title}{missing}", show(found.error.against), show(select)]
-        for question in (found.error, found.loss):
-            cells += ["-", "-"] if question is None else show_question(question)
-        lines.append("| " + " | ".join(cells) + " |")
+    for group, missing, found in load_pairs():
+        cells = [group.title + missing, show(found["error"].against), show(found["error"].row)]
+        lines.append(as_line([*cells, *answer(found["error"]), *answer(found.get("loss"))]))
     return "\n".join(lines)
 
 
-def show_question(question: Question) -> list[str]:
+def answer(finding: Finding | None) -> list[str]:
     """Show a change with its interval, and p."""
-    result = question.result
+    if finding is None:
+        return ["-", "-"]
+    result = finding.result
     change = f"{result.change:+.1f} % ({result.low:+.1f} to {result.high:+.1f})"
-    return [change, show_p_alone(question.p)]
+    return [change, show_p_alone(finding.p)]
+
+
+def show(row: Row) -> str:
+    """Show mean, deviation and n of the error."""
+    return f"{show_spread(row.measured('error').values())} % ({len(row.runs)})"
 
 
 STYLE = """<style>
@@ -106,51 +115,52 @@ LEFT, WIDTH, STRIP, TOP = 350, 820, 54, 40  # of the figure, in pixels
 def draw_pairs() -> str:
     """Draw each pair's change of error, select against plain of the same seed, as SVG."""
     strips = []
-    for group, select, found in load_pairs():
-        before, after = found.error.against.measured("error"), select.measured("error")
-        seeds = found.error.result.seeds
-        base = sum(before[seed] for seed in seeds) / len(seeds)
-        strips.append((group, found, [100 * (after[s] - before[s]) / base for s in seeds]))
-    ends = [x for _, found, _ in strips for x in (found.error.result.low, found.error.result.high)]
-    ends += [change for *_, changes in strips for change in changes]
+    for group, missing, found in load_pairs():
+        result, row, against = found["error"].result, found["error"].row, found["error"].against
+        before, after = against.measured("error"), row.measured("error")
+        changes = [100 * (after[seed] - before[seed]) / result.before for seed in result.seeds]
+        strips.append((group, missing, result, changes))
+    ends = [end for *_, result, changes in strips for end in (result.low, result.high, *changes)]
     low, high = 2 * math.floor(min(ends) / 2), 2 * math.ceil(max(ends) / 2)
 
     def across(change: float) -> str:
         return f"{LEFT + (WIDTH - LEFT - 20) * (change - low) / (high - low):.1f}"
 
     bottom = TOP + STRIP * len(strips)
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 50}">', STYLE]
-    lines.append(f'<rect class="ground" width="{WIDTH}" height="{bottom + 50}"/>')
-    lines.append('<text x="12" y="24">Error of select against plain, one dot per seed</text>')
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 50}">',
+        STYLE,
+        f'<rect class="ground" width="{WIDTH}" height="{bottom + 50}"/>',
+        '<text x="12" y="24">Error of select against plain, one dot per seed</text>',
+    ]
     for tick in range(low, high + 1, 2):
-        kind, x = "line" if tick else "zero", across(tick)
+        kind, label = ("line", f"{tick:+d} %") if tick else ("zero", "0")
+        x = across(tick)
         lines.append(f'<path class="{kind}" d="M{x} {TOP}V{bottom}"/>')
-        label = f"{tick:+d} %" if tick else "0"
         place = f'x="{x}" y="{bottom + 18}" text-anchor="middle"'
         lines.append(f'<text class="small" {place}>{label}</text>')
-    for number, (group, found, changes) in enumerate(strips):
-        lines += draw_strip(group, found, changes, TOP + STRIP * number + STRIP // 2, across)
+    for number, (group, missing, result, changes) in enumerate(strips):
+        config, y = group.config, TOP + STRIP * number + STRIP // 2
+        network = config["model"].rpartition(":")[2]
+        images = f"{config['subset']:,} images, " if config["subset"] else ""
+        words = f"{images}{config['epochs']} epochs, {len(changes)} seeds{missing}"
+        start, end, mean = (across(x) for x in (result.low, result.high, result.change))
+        lines += [
+            f'<text x="12" y="{y - 3}">{network} on {config["data"]}</text>',
+            f'<text class="small" x="12" y="{y + 14}">{words}</text>',
+            *(f'<circle class="dot" cx="{across(x)}" cy="{y - 8}" r="4.5"/>' for x in changes),
+            f'<path class="mean" d="M{start} {y + 8}H{end}M{mean} {y + 2}v12" fill="none"/>',
+        ]
     note = "left of 0: select is better; the bar is the mean with its 95 % interval"
     place = f'x="{WIDTH - 20}" y="{bottom + 40}" text-anchor="end"'
-    lines.append(f'<text class="small" {place}>{note}</text>')
-    return "\n".join([*lines, "</svg>", ""])
+    return "\n".join([*lines, f'<text class="small" {place}>{note}</text>', "</svg>", ""])
 
 
-def draw_strip(
-    group: Group, found: Answer, changes: list[float], y: int, across: Callable[[float], str]
-) -> Iterator[str]:
-    """Draw one training: its name, its pairs, and their mean with its interval."""
-    config, result = group.config, found.error.result
-    network = config["model"].rpartition(":")[2]
-    yield f'<text x="12" y="{y - 3}">{network} on {config["data"]}</text>'
-    words = f"{config['subset']:,} images, " if config["subset"] else ""
-    words += f"{config['epochs']} epochs, {len(changes)} seeds"
-    words += f" ({found.num_missing} runs missing)" if found.num_missing else ""
-    yield f'<text class="small" x="12" y="{y + 14}">{words}</text>'
-    for change in changes:
-        yield f'<circle class="dot" cx="{across(change)}" cy="{y - 8}" r="4.5"/>'
-    low, high, mean = across(result.low), across(result.high), across(result.change)
-    yield f'<path class="mean" d="M{low} {y + 8}H{high}M{mean} {y + 2}v12" fill="none"/>'
+@cache
+def read_screening() -> list[dict[str, Any]]:
+    """Read every trial of the screening."""
+    text = (ROOT / "results" / "screening.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def write_screening() -> str:
@@ -161,29 +171,24 @@ def write_screening() -> str:
     ]
     for row in read_screening():
         network = row["model"].rpartition(":")[2]
+        growth = f"growth {row['growth']}" if "growth" in row else ""
         cells = [
             f"{network}, {row['data']}, {row['images']:,} x {row['epochs']}",
-            ", ".join(
-                [
-                    row["method"],
-                    *(["growth by gradient"] if row.get("growth") == "gradient" else []),
-                    *([row["variant"]] if "variant" in row else []),
-                ]
-            ),
+            ", ".join(filter(None, [row["method"], growth, row.get("variant")])),
             *(str(row[name]) for name in ("seed", "weight_decay", "lr")),
             str(row.get("gamma", "-")),
             "auto" if row.get("gamma") == "auto" else str(row.get("grace", "-")),
             f"{row['holdout_error']:.2f}",
             f"{row['holdout_loss']:.4f}",
         ]
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append(as_line(cells))
     return "\n".join(lines)
 
 
-def read_screening() -> list[dict[str, Any]]:
-    """Read every trial of the screening."""
-    text = (ROOT / "results" / "screening.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()]
+def read_trials(setting: str) -> list[dict[str, Any]]:
+    """Return the trials of a setting by the paper's rule."""
+    trials = [row for row in read_screening() if row["setting"] == setting]
+    return [row for row in trials if "variant" not in row and "growth" not in row]
 
 
 def write_auto() -> str:
@@ -192,43 +197,34 @@ def write_auto() -> str:
         "| training | seeds | plain | best gamma by hand | `auto` | difference |",
         "|---|---|---:|---:|---:|---:|",
     ]
-    trials = [row for row in read_screening() if "variant" not in row and "growth" not in row]
     for setting, (title, folder) in SETTINGS.items():
-        here = [row for row in trials if row["setting"] == setting]
-        found = {row["seed"]: row for row in here if row.get("gamma") == "auto"}
+        trials = read_trials(setting)
+        found = {row["seed"]: row for row in trials if row.get("gamma") == "auto"}
+        # The seeds of a comparison, then those of the screening.
         for seeds in (sorted(s for s in found if s < 200), sorted(s for s in found if s >= 200)):
             if not seeds:
                 continue
-            auto = fmean(found[seed]["holdout_error"] for seed in seeds)
             decay = found[seeds[0]]["weight_decay"]
-            others = [row for row in here if row.get("gamma") != "auto"]
-            if seeds[0] < 200:  # those of a comparison
-                plain, hand = (
-                    fmean(read_measure(folder, method, seed, "error") for seed in seeds)
-                    for method in ("plain", "select")
-                )
-            else:
-                same = [r for r in others if r["seed"] in seeds and r["weight_decay"] == decay]
-                plain, hand = (best_error(same, method, seeds) for method in ("plain", "select"))
-            cells = [title, ", ".join(map(str, seeds))]
-            cells += [f"{error:.2f} %" for error in (plain, hand, auto)]
-            lines.append("| " + " | ".join([*cells, f"{auto - hand:+.2f}"]) + " |")
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "With paired t-tests, on the seeds that were fixed beforehand:",
-            "",
-            *state_auto(),
-        ]
-    )
+            same = [row for row in trials if row["weight_decay"] == decay]
+            plain, hand = (
+                fmean(read_measure(folder, method, seed, "error") for seed in seeds)
+                if seeds[0] < 200
+                else best_error(same, method, seeds)
+                for method in ("plain", "select")
+            )
+            auto = fmean(found[seed]["holdout_error"] for seed in seeds)
+            errors = [f"{error:.2f} %" for error in (plain, hand, auto)]
+            cells = [title, ", ".join(map(str, seeds)), *errors, f"{auto - hand:+.2f}"]
+            lines.append(as_line(cells))
+    words = "With paired t-tests, on the seeds that were fixed beforehand:"
+    return "\n".join([*lines, "", words, "", *state_auto()])
 
 
 def best_error(trials: list[dict[str, Any]], method: str, seeds: list[int]) -> float:
-    """Return the mean error over all of the seeds, of the settings for which it is lowest."""
+    """Return the mean error over all of the seeds, of the gamma by hand for which it is lowest."""
     by_settings: dict[tuple[Any, ...], dict[int, float]] = {}
     for row in trials:
-        if row["method"] == method:
+        if row["method"] == method and row["seed"] in seeds and row.get("gamma") != "auto":
             settings = (row["lr"], row.get("gamma"), row.get("grace"))
             by_settings.setdefault(settings, {})[row["seed"]] = row["holdout_error"]
     return min(fmean(of.values()) for of in by_settings.values() if sorted(of) == seeds)
@@ -236,33 +232,29 @@ def best_error(trials: list[dict[str, Any]], method: str, seeds: list[int]) -> f
 
 def state_auto() -> Iterator[str]:
     """Say what the comparison of `gamma="auto"` found; a question counts if those before did."""
-    trials = [row for row in read_screening() if "variant" not in row and "growth" not in row]
     for setting, seeds in AUTO_SEEDS.items():
         title, folder = SETTINGS[setting]
-        auto = {
-            row["seed"]: row
-            for row in trials
-            if (row["setting"], row.get("gamma")) == (setting, "auto") and row["seed"] in seeds
-        }
-        counts = True
+        trials = [row for row in read_trials(setting) if row["seed"] in seeds]
+        auto = {row["seed"]: row for row in trials if row.get("gamma") == "auto"}
+        is_asked = True
         for measure, digits, unit in (("loss", 4, ""), ("error", 2, " %")):
             new = {seed: row[f"holdout_{measure}"] for seed, row in auto.items()}
             for method, words in (("plain", "plain"), ("select", "select with a gamma by hand")):
-                old = {seed: read_measure(folder, method, seed, measure) for seed in auto}
-                found = compare(old, new)
-                if found is None:
-                    continue
-                verdict = "lower" if fmean(new.values()) < fmean(old.values()) else "higher"
+                found = compare(
+                    {seed: read_measure(folder, method, seed, measure) for seed in auto}, new
+                )
+                assert found is not None
+                verdict = "lower" if found.change < 0 else "higher"
                 if found.p >= LEVEL:
                     verdict = "no difference found"
-                if not counts:
-                    verdict = "does not count, since a question before it found no difference"
+                if not is_asked:
+                    verdict = "not tested: a preceding test was not significant"
                 yield (
                     f"- {title}, {len(auto)} of {len(seeds)} seeds: held-out {measure} of auto "
-                    f"{fmean(new.values()):.{digits}f}{unit}, of {words} "
-                    f"{fmean(old.values()):.{digits}f}{unit}; {show_p(found.p)}: {verdict}."
+                    f"{found.after:.{digits}f}{unit}, of {words} {found.before:.{digits}f}{unit}; "
+                    f"{show_p(found.p)}: {verdict}."
                 )
-                counts = counts and found.p < LEVEL
+                is_asked = is_asked and found.p < LEVEL
 
 
 def read_measure(folder: str, method: str, seed: int, measure: str) -> float:
@@ -272,25 +264,16 @@ def read_measure(folder: str, method: str, seed: int, measure: str) -> float:
 
 
 def write_long() -> str:
-    """Say all findings, grid by grid."""
+    """Say all findings, grid by grid, then list the screening."""
     lines: list[str] = []
-    heading = ""
-    for table, group in load_groups():
+    for table, group, findings in load_groups():
+        if not findings:
+            continue
         title = f"### [`{table}`]({table}/tables.md)"
-        if title != heading:
+        if title not in lines:
             lines += [title, ""]
-            heading = title
-        findings = state_findings(group, answer(group))
-        lines += [f"{group.title}:", "", *(f"- {line}" for line in findings), ""]
-    return "\n".join(lines).rstrip()
-
-
-def show(row: Row | None) -> str:
-    """Show mean, deviation and n of the error."""
-    if row is None:
-        return "-"
-    summary = summarize(list(row.measured("error").values()))
-    return f"{summary.mean:.2f} ± {summary.std:.2f} % ({summary.n})"
+        lines += [f"{group.title}:", "", *(f"- {one.sentence}" for one in findings), ""]
+    return "\n".join([*lines, "### Every trial of the screening", "", write_screening()])
 
 
 def fill(page: str, summary: str) -> str:
@@ -304,8 +287,7 @@ def fill(page: str, summary: str) -> str:
 
 def write_pages() -> dict[Path, str]:
     """Write the pages, with what the runs say between their marks, and the figure."""
-    long = f"{write_long()}\n\n### Every trial of the screening\n\n{write_screening()}"
-    summaries = {"short": write_short(), "long": long, "auto": write_auto()}
+    summaries = {"short": write_short(), "long": write_long(), "auto": write_auto()}
     pages = {
         path: fill(path.read_text(encoding="utf-8"), summaries[kind])
         for path, kind in PAGES.items()
@@ -313,11 +295,6 @@ def write_pages() -> dict[Path, str]:
     return {**pages, FIGURE: draw_pairs()}
 
 
-def main() -> None:
-    """Rewrite the pages and the figure."""
+if __name__ == "__main__":
     for path, text in write_pages().items():
         path.write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -22,7 +22,8 @@ ROOMS = [
     ["integrations"],
     ["zoo", "data"],
     ["train"],
-    ["bench", "reproduce", "report"],
+    ["bench", "reproduce"],
+    ["report"],
     ["cli"],
 ]
 LAB = SOURCE / "lab"

@@ -13,8 +13,7 @@ import selectconv as sc
 from said import complaint
 from selectconv.__main__ import main
 from selectconv.lab.data.registry import dataset_info
-from selectconv.lab.report.runs.collect import read_run
-from selectconv.lab.report.runs.size import measure_size
+from selectconv.lab.report.collect import read_run
 from selectconv.lab.train import network
 from selectconv.lab.train.checkpoint import load_checkpoint, load_weights
 from selectconv.lab.train.config import resolve
@@ -144,14 +143,14 @@ def test_slimming_ends_smaller(folders):
 
 def test_a_report_knows_the_size_of_what_was_condensed(folders):
     model = condense(load_run(finished("lgc", folders)))
-    assert measure_size(read_run(finished("lgc", folders))) == sc.count(model, IMAGE)
+    assert read_run(finished("lgc", folders)).size == sc.count(model, IMAGE)
 
 
 def test_a_report_knows_the_size_of_what_was_cut_from_its_weights(folders, tmp_path):
     folder = finished("slimming", folders)
-    assert measure_size(read_run(folder)) == sc.count(load_run(folder), IMAGE)
+    assert read_run(folder).size == sc.count(load_run(folder), IMAGE)
     shutil.copytree(folder, tmp_path / "run", ignore=shutil.ignore_patterns(LAST))
-    assert measure_size(read_run(tmp_path / "run")) is None
+    assert read_run(tmp_path / "run").size is None
 
 
 @pytest.mark.parametrize(("kind", "name"), [("dealloc", "macs"), ("select", "params")])

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from selectconv.errors import RunError
+from selectconv.errors import RunError, UsageError
 from selectconv.lab.reproduce.grid import PlannedRun
-from selectconv.lab.reproduce.jobs import Outcome
 from selectconv.lab.reproduce.ray_engine import run_ray
 from selectconv.lab.train.run_folder import METRICS, RunFolder
 
@@ -65,15 +64,14 @@ def test_a_killed_worker_is_replaced_and_its_run_resumed(tmp_path):
         PlannedRun("short", {**SETTINGS, "seed": 1, "epochs": 2}),
     ]
     killed: list[int] = []
-    outcomes: list[Outcome] = []
+    problems: dict[str, str | None] = {}
     killer = threading.Thread(
         target=kill_worker, args=(tmp_path / "runs" / "long", killed), daemon=True
     )
     killer.start()
-    run_ray(runs, tmp_path, 2, outcomes.append)
+    run_ray(runs, tmp_path, 2, problems.__setitem__)
     assert not ray.is_initialized()
     assert len(killed) == 1
-    problems = {outcome.name: outcome.problem for outcome in outcomes}
     assert problems == {"long": None, "short": None}
     rows = RunFolder(tmp_path / "runs" / "long").read(METRICS)
     assert [row["epoch"] for row in rows] == list(range(EPOCHS))
@@ -83,8 +81,8 @@ def test_a_killed_worker_is_replaced_and_its_run_resumed(tmp_path):
 
 def test_without_ray_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(RunError, match=r"pip install 'selectconv\[ray\]'"):
-        run_ray([], tmp_path, 1, lambda outcome: None)
+    with pytest.raises(UsageError, match=r"pip install 'selectconv\[ray\]'"):
+        run_ray([], tmp_path, 1, lambda name, problem: None)
 
 
 class FakeRay:
@@ -100,4 +98,4 @@ class FakeRay:
 def test_more_gpus_than_the_cluster_has_are_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", FakeRay())
     with pytest.raises(RunError, match="a run needs 2 GPUs; the cluster has 1"):
-        run_ray([], tmp_path, 1, lambda outcome: None, gpus_per_run=2)
+        run_ray([], tmp_path, 1, lambda name, problem: None, gpus_per_run=2)

@@ -5,14 +5,16 @@ import json
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+import selectconv as sc
 from fake_runs import seal, write_run
+from selectconv.deploy.cost import count_macs, count_params
 from selectconv.lab.cli.main import main
-from selectconv.lab.report.build import draw_group
-from selectconv.lab.report.compare.groups import group_runs
-from selectconv.lab.report.runs.collect import collect
-from selectconv.lab.report.runs.examine import examine
+from selectconv.lab.data.registry import dataset_info
+from selectconv.lab.report.collect import collect, read_run
+from selectconv.lab.report.replay import CLOSED, MOVED, OWN
+from selectconv.lab.train.network import build_model
 
 
 def change_line(file, number, **values):
@@ -22,7 +24,7 @@ def change_line(file, number, **values):
 
 
 def in_metrics(**values):
-    return lambda run: change_line(run / "metrics.jsonl", 2, **values)
+    return lambda run: change_line(run / "metrics.jsonl", -1, **values)
 
 
 def in_allocation(**values):
@@ -41,9 +43,9 @@ def make_folder(name):
     return damage
 
 
-def reverse(run):
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    (run / "metrics.jsonl").write_text("".join(line + "\n" for line in reversed(lines)))
+def cut_metrics(run):
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:-1]))
 
 
 def set_option(**options):
@@ -57,13 +59,9 @@ def set_option(**options):
 
 LAYER = "blocks.0.0.pointwise.conv"
 DAMAGES = {
-    "text for a number": (in_metrics(test_error="abc"), "`test_error` is not a number: 'abc'"),
-    "null": (in_metrics(seconds=None), "`seconds` is not a number: None"),
-    "NaN": (in_metrics(test_error=float("nan")), "`test_error` is nan"),
-    "infinity": (in_metrics(test_loss=float("inf")), "`test_loss` is inf"),
-    "negative": (in_metrics(moved=-1), "`moved` is -1"),
-    "a list for a line": (write("metrics.jsonl", "[1, 2]\n" * 6), "line 1, is not that of epoch 0"),
-    "order": (reverse, "line 1, is not that of epoch 0"),
+    "no test images": (in_metrics(test_error=None), "it has no test images"),
+    "an epoch is missing": (cut_metrics, "incomplete: it is 'done' and has 5 of 6 epochs"),
+    "not done": (write("status.json", '{"status": "running"}'), "it is 'running' and has 6 of 6"),
     "metrics are a folder": (make_folder("metrics.jsonl"), "cannot be read: Is a directory"),
     "log is a folder": (make_folder("allocation.jsonl"), "cannot be read: Is a directory"),
     "unknown layer": (
@@ -76,21 +74,10 @@ DAMAGES = {
         in_allocation(layers={LAYER: {"closed": [0], "opened": [[0, 900, None]]}}),
         "the log names 900",
     ),
-    "negative slot": (
-        in_allocation(layers={LAYER: {"closed": [-1], "opened": []}}), "count from 0, got -1",
-    ),
-    "plan without slots": (
-        in_allocation(layers={LAYER: {"opened": []}}),
-        "allocation.jsonl, line 1: A layer's plan needs `closed`",
-    ),
-    "fraction of a slot": (
-        in_allocation(layers={LAYER: {"closed": [0.5], "opened": []}}),
-        "A layer's plan needs `closed`",
-    ),
-    "line without layers": (in_allocation(layers=None), "line 1: a plan must be a dict by layer"),
     "epoch after the last": (in_allocation(epoch=6), "line 1: `epoch` must be from 0 to 5, got 6"),
-    "log of a list": (write("allocation.jsonl", "[1]\n"), "line 1: a row of the log needs `epoch`"),
     "no log": (write("allocation.jsonl", ""), "by allocation.jsonl"),
+    "no environment": (lambda run: (run / "env.json").unlink(), "env.json"),
+    "no held-out result": (lambda run: (run / "holdout.json").unlink(), "holdout.json"),
     "unknown option": (set_option(growth_rat=8), "growth_rat"),
     "wrong option": (set_option(growth_rate="a"), "growth_rate"),
 }  # fmt: skip
@@ -100,7 +87,7 @@ DAMAGES = {
 def test_a_damaged_run_is_named_and_the_rest_is_reported(kind, tmp_path, capsys):
     damage, reason = DAMAGES[kind]
     write_run(tmp_path / "p", method="plain")
-    run = write_run(tmp_path / "s", method="select")
+    run = write_run(tmp_path / "s", method="select", holdout=(30.0, 0.9))
     damage(run)
     seal(run)  # somebody wrote what a run would not, digests and all
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
@@ -109,15 +96,6 @@ def test_a_damaged_run_is_named_and_the_rest_is_reported(kind, tmp_path, capsys)
     assert f"{tmp_path / 's'}: " in line
     assert reason in line
     assert "1 run" in shown.out
-
-
-def test_an_odd_environment_does_not_matter(tmp_path):
-    run = write_run(tmp_path / "p", method="plain")
-    (run / "env.json").write_text('{"versions": ["0.1"]}')
-    seal(run)
-    found = collect([tmp_path])
-    assert len(found.runs) == 1
-    assert "written by selectconv None" in found.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +109,7 @@ def test_one_wrong_bit_in_any_file_of_a_run_is_named(name, tmp_path):
     path.write_bytes(content)
     found = collect([tmp_path])
     assert found.runs == []
-    [reason] = found.reasons.values()
+    [reason] = found.left_out.values()
     assert f"{name} is damaged" in reason
 
 
@@ -140,24 +118,43 @@ def test_runs_of_results_are_found_from_its_top(tmp_path):
     assert len(collect([tmp_path / "results"]).runs) == 1
 
 
-@pytest.mark.parametrize("damage", ["nan", "index"])
-def test_weights_that_cannot_be_drawn_are_said_on_the_page(damage, tmp_path):
-    run = write_run(tmp_path / "s", method="select", weights=True)
-    weights = load_file(run / "last.safetensors")
-    for name, tensor in weights.items():
-        if damage == "nan" and tensor.is_floating_point():
-            weights[name] = torch.full_like(tensor, torch.nan)
-        if damage == "index" and name.endswith(".index"):
-            weights[name] = tensor + 1000
-    save_file(weights, run / "last.safetensors")
-    seal(run)
-    found = examine(collect([tmp_path]))
-    figures = draw_group(group_runs(found.runs)[0], "g")
-    assert any(figure.problem.startswith("It could not be drawn") for figure in figures)
-    assert any(figure.body for figure in figures)
-
-
 def test_the_command_that_repeats_a_run_survives_spaces(tmp_path):
     write_run(tmp_path / "my run", method="plain")
     [run] = collect([tmp_path]).runs
     assert f"--config '{tmp_path}/my run/config.yaml'" in run.command
+
+
+def test_settings_that_are_gone_are_kept_by_name(tmp_path):
+    run = read_run(write_run(tmp_path / "g", method="select", gone={"growth": "gradient"}))
+    assert run.gone == {"growth": "gradient"}
+
+
+def test_replay_ends_where_the_network_ended(tmp_path):
+    run = read_run(write_run(tmp_path / "a", method="select", weights=True))
+    state = load_file(run.weights)
+    for layer in run.layers:
+        assert layer.source == state[f"{layer.name}.index"].tolist()
+        assert layer.states[-1] == layer.last
+        for slot, last in enumerate(layer.last):
+            is_open = bool(state[f"{layer.name}.gate"][slot])
+            is_moved = bool(state[f"{layer.name}.moved"][slot])
+            assert last == (CLOSED if not is_open else MOVED if is_moved else OWN)
+    assert any(MOVED in layer.last for layer in run.layers)
+    assert any(CLOSED in layer.last for layer in run.layers)
+
+
+def test_closed_slots_do_not_count(tmp_path):
+    plain = read_run(write_run(tmp_path / "p", method="plain"))
+    model = build_model(plain.config, dataset_info("digits"))
+    assert (plain.size.params, plain.size.macs) == (
+        count_params(model),
+        count_macs(model, (1, 8, 8)),
+    )
+    run = read_run(write_run(tmp_path / "d", method="dealloc"))
+    model = build_model(run.config, dataset_info("digits"))
+    for layer in run.layers:
+        closed = [slot for slot, state in enumerate(layer.last) if state == CLOSED]
+        model.get_submodule(layer.name).close(closed)
+    small = sc.compress(model.eval(), torch.zeros(1, 1, 8, 8))
+    assert run.size.params == count_params(small) < plain.size.params
+    assert run.size.macs == count_macs(small, (1, 8, 8)) < plain.size.macs

@@ -5,7 +5,7 @@ import math
 import pytest
 from scipy import stats
 
-from selectconv.lab.report.compare.statistics import compare, correct_holm, summarize
+from selectconv.lab.report.statistics import compare, correct_holm, equivalence_p, summarize
 
 PLAIN = {0: 32.98, 1: 32.51, 2: 31.75, 3: 33.1}
 SELECT = {0: 32.41, 1: 31.48, 2: 30.33, 7: 99.0}
@@ -23,11 +23,23 @@ def test_comparison_is_that_of_scipy_on_the_common_seeds():
     wanted = stats.ttest_rel(other, plain)
     interval = wanted.confidence_interval(0.95)
     base = sum(plain) / 3
-    assert result.n == 3
+    assert (result.seeds, result.before) == ((0, 1, 2), pytest.approx(base))
+    assert result.after == pytest.approx(sum(other) / 3)
     assert result.p == pytest.approx(wanted.pvalue)
     assert result.change == pytest.approx(100 * (sum(other) / 3 / base - 1))
     assert result.low == pytest.approx(100 * interval.low / base)
     assert result.high == pytest.approx(100 * interval.high / base)
+
+
+def test_equivalence_is_the_larger_of_two_one_sided_tests_of_scipy():
+    for by in (0.7, 0.3, -0.2, -0.7):
+        other = {seed: error + by + seed / 10 for seed, error in PLAIN.items()}
+        differences = [by + seed / 10 for seed in PLAIN]
+        ends = [
+            stats.ttest_1samp(differences, -0.5, alternative="greater").pvalue,
+            stats.ttest_1samp(differences, 0.5, alternative="less").pvalue,
+        ]
+        assert equivalence_p(compare(PLAIN, other), 0.5) == pytest.approx(max(ends))
 
 
 def test_too_few_common_seeds_are_no_comparison():
@@ -39,6 +51,7 @@ def test_equal_differences_are_no_proof(change):
     plain = {0: 20.1, 1: 22.3, 2: 21.7}
     result = compare(plain, {seed: error + change for seed, error in plain.items()})
     assert math.isnan(result.p)
+    assert math.isnan(equivalence_p(result, 0.5))
     assert result.change == pytest.approx(100 * change / summarize(list(plain.values())).mean)
 
 

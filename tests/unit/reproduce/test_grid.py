@@ -36,8 +36,6 @@ def test_the_full_scale_is_the_paper(table, count):
     assert {run.settings["seed"] for run in grid.runs} == {0, 1, 2}
     for run in grid.runs:
         assert set(run.settings) == {"model", "data", "method", "seed"}  # all else: the defaults
-        if run.problem is not None:
-            continue
         wanted = 600 if run.config.model == "condensenet182" else PAPER_EPOCHS[run.config.data]
         assert run.config.epochs == wanted
         assert run.config.gamma == (0.0005 if run.config.model == "densenet121" else 0.001)
@@ -91,13 +89,30 @@ def test_the_reduced_table_1_has_the_promised_settings(model, data, images, epoc
 def test_the_reduced_table_2_sets_the_same_cost_for_every_method():
     grid = load_grid("table2", "reduced")
     assert grid.margin == 0.5
-    dense = [run for run in grid.runs if run.config.model == "densenet40"]
+    runs = [run for run in grid.runs if run.stage < 2]  # then comes the fair one
+    dense = [run for run in runs if run.config.model == "densenet40"]
     seeds = seeds_by(dense, lambda run: (run.config.method, run.config.bn_sparsity == 0))
     assert len(seeds) == 5
     assert all(len(own) == 6 for own in seeds.values())
     assert {run.config.target_macs for run in dense} == {None, 0.5}
-    condense = [run for run in grid.runs if run.config.model == "condensenet182"]
+    condense = [run for run in runs if run.config.model == "condensenet182"]
     assert set(seeds_by(condense, lambda run: run.config.method)) == {"plain", "lgc", "dealloc"}
+
+
+def test_the_fair_table_2_is_that_of_the_protocol():
+    runs = [run for run in load_grid("table2", "reduced").runs if run.stage == 2]
+    arms = seeds_by(
+        runs,
+        lambda run: (
+            run.config.method, run.config.model_options["growth_rate"], run.config.epochs,
+        ),
+    )  # fmt: skip
+    assert arms.keys() == {
+        ("plain", 6, 60), ("dealloc", 6, 60), ("plain", 4, 60), ("plain", 4, 120), ("plain", 5, 60),
+    }  # fmt: skip
+    assert all(seeds == set(range(30, 40)) for seeds in arms.values())
+    assert {run.config.target_macs for run in runs} == {None}
+    assert all(run.config.gamma == 0.02 for run in runs if run.config.method == "dealloc")
 
 
 def test_an_unknown_table_or_scale_is_refused():

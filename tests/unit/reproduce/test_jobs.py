@@ -1,6 +1,5 @@
 """Runs as processes: what is left, how they end, how many at a time, and that nothing survives."""
 
-import json
 import os
 import signal
 import subprocess
@@ -14,7 +13,6 @@ from fake_runs import SETTINGS, seal, write_run
 from selectconv.errors import UsageError
 from selectconv.lab.reproduce import jobs
 from selectconv.lab.reproduce.grid import PlannedRun
-from selectconv.lab.reproduce.local_engine import run_local
 
 
 def planned(name="a", **settings):
@@ -42,7 +40,6 @@ def test_states(tmp_path):
     assert jobs.find_state(run, tmp_path) == "done"
     (folder / "status.json").write_text('{"status": "failed", "message": "x"}')
     assert jobs.find_state(run, tmp_path) == "resume"
-    assert jobs.find_state(PlannedRun("b", {}, "no such method"), tmp_path) == "cannot"
     with pytest.raises(
         UsageError, match=r"a holds a run with epochs 6, wanted 7: choose another --out"
     ):
@@ -59,17 +56,16 @@ def test_a_run_of_another_version_is_refused_an_older_one_is_not(tmp_path):
     assert jobs.find_state(planned(), tmp_path) == "done"
     (folder / "config.yaml").write_text(text + "warp: 9\n")
     seal(folder)
-    with pytest.raises(
-        UsageError, match="a holds a run written by another version: `setting` must be one of"
-    ):
+    with pytest.raises(UsageError, match="a holds a run with warp 9, wanted None"):
         jobs.find_state(planned(), tmp_path)
 
 
 def test_commands(tmp_path):
     run = planned()
+    (tmp_path / "logs").mkdir()
     command = jobs.prepare(run, tmp_path)
-    assert command[1:4] == ["-m", "selectconv", "train"]
-    assert command[-2:] == ["--out", str(tmp_path / "runs" / "a")]
+    assert command[1:6] == ["-m", "selectconv", "train", "--out", str(tmp_path / "runs" / "a")]
+    assert command[6:] == ["--config", str(tmp_path / "logs" / "a.yaml")]
     folder = write_run(tmp_path / "runs" / "a", method="plain")
     (folder / "status.json").write_text('{"status": "running"}')
     assert jobs.prepare(run, tmp_path)[-1] == "--resume"
@@ -86,11 +82,9 @@ def test_failures_are_named_and_the_others_go_on(tmp_path, script):
         "if sys.argv[1] == 'bad': sys.exit('selectconv: no disk left')\n"
         "if sys.argv[1] == 'dead': sys.stdout.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    outcomes = []
-    run_local(
-        [planned(name) for name in ("good", "bad", "dead", "fine")], tmp_path, 2, outcomes.append
-    )
-    problems = {outcome.name: outcome.problem for outcome in outcomes}
+    problems = {}
+    runs = [planned(name) for name in ("good", "bad", "dead", "fine")]
+    jobs.run_local(runs, tmp_path, 2, problems.__setitem__)
     assert problems.pop("good") is None
     assert problems.pop("fine") is None
     assert problems.pop("bad") == "no disk left"
@@ -105,7 +99,9 @@ def test_never_more_runs_at_a_time_than_asked_for(tmp_path, script):
         "mine = folder / sys.argv[1]; mine.touch(); time.sleep(0.3)\n"
         "print(len(list(folder.iterdir()))); mine.unlink()\n"
     )
-    run_local([planned(str(number)) for number in range(5)], tmp_path, 2, lambda outcome: None)
+    jobs.run_local(
+        [planned(str(number)) for number in range(5)], tmp_path, 2, lambda name, problem: None
+    )
     seen = [int(path.read_text()) for path in (tmp_path / "logs").glob("*.txt")]
     assert len(seen) == 5
     assert max(seen) == 2
@@ -115,7 +111,7 @@ def test_never_more_runs_at_a_time_than_asked_for(tmp_path, script):
 def test_an_interrupt_ends_the_runs(listens, tmp_path, script, monkeypatch):
     deaf = "" if listens else "signal.signal(signal.SIGINT, signal.SIG_IGN); "
     script(f"import os, signal, sys, time; {deaf}print(os.getpid(), flush=True); time.sleep(60)")
-    monkeypatch.setattr("selectconv.lab.reproduce.local_engine._PATIENCE_S", 0.5)
+    monkeypatch.setattr("selectconv.lab.reproduce.jobs._PATIENCE_S", 0.5)
     log = tmp_path / "logs" / "a.txt"
 
     def interrupt(seconds):
@@ -124,11 +120,9 @@ def test_an_interrupt_ends_the_runs(listens, tmp_path, script, monkeypatch):
         time.sleep(0.05)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "selectconv.lab.reproduce.local_engine.time", type("T", (), {"sleep": interrupt})
-        )
+        patch.setattr(jobs, "time", type("T", (), {"sleep": interrupt}))
         with pytest.raises(KeyboardInterrupt):
-            run_local([planned()], tmp_path, 1, lambda outcome: None)
+            jobs.run_local([planned()], tmp_path, 1, lambda name, problem: None)
     with pytest.raises(ProcessLookupError):
         os.kill(int(log.read_text().splitlines()[0]), 0)
     assert (
@@ -144,7 +138,7 @@ def test_a_run_dies_with_whoever_started_it(tmp_path):
         "from selectconv.lab.reproduce.grid import PlannedRun\n"
         "out = pathlib.Path(sys.argv[1]); (out / 'logs').mkdir()\n"
         "jobs.prepare = lambda run, out: [sys.executable, '-c', 'import time; time.sleep(60)']\n"
-        "print(jobs.start(PlannedRun('a', {}), out, {}).pid, flush=True); time.sleep(60)\n"
+        "print(jobs.start(PlannedRun('a', {}), out, 1).pid, flush=True); time.sleep(60)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
     assert parent.stdout is not None
@@ -160,14 +154,10 @@ def test_a_run_dies_with_whoever_started_it(tmp_path):
     pytest.fail(f"process {child} still runs")
 
 
-def test_outcomes_are_plain_data():
-    assert json.dumps(vars(jobs.Outcome("a", None))) == '{"name": "a", "problem": null}'
-
-
 def test_a_run_is_resumed_where_the_logs_are_gone(tmp_path):
     folder = write_run(tmp_path / "runs" / "a", method="plain")
     (folder / "status.json").write_text('{"status": "running"}')
-    process = jobs.start(planned(), tmp_path, {})
+    process = jobs.start(planned(), tmp_path, 1)
     process.kill()
     process.wait()
     assert (tmp_path / jobs.LOGS / "a.txt").exists()

@@ -9,7 +9,7 @@ from selectconv.errors import DataError, RunError
 from selectconv.extras import import_extra, needing
 from selectconv.lab.data import load_dataset
 from selectconv.lab.data.read.image_file import open_image
-from selectconv.lab.report.figures.plots import drawing
+from selectconv.lab.report.figure import drawing
 
 
 @pytest.mark.parametrize(

@@ -27,17 +27,15 @@ ARGUMENTS = [
 def run(options: Namespace) -> None:
     """Write the page."""
     out = check_file(options.out)
-    from selectconv.lab.report.build import build_report
-    from selectconv.lab.report.compare.groups import find_duplicates
-    from selectconv.lab.report.runs.collect import collect
-    from selectconv.lab.report.runs.examine import examine
+    from selectconv.lab.report.collect import collect
+    from selectconv.lab.report.page import build_report
 
-    found = examine(collect([Path(folder) for folder in options.dirs]))
+    found = collect([Path(folder) for folder in options.dirs])
+    report = build_report(found)
     if not found.runs:
-        raise UsageError("no finished run to report: " + " ".join(found.left_out))
-    for line in [*found.left_out, *found.notes, *find_duplicates(found.runs)]:
+        raise UsageError("no finished run to report: " + " ".join(report.left_out))
+    for line in report.left_out:
         print(f"selectconv: {line}", file=sys.stderr)
-    page, _ = build_report(found)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, page)
-    print(f"{out}: {counted(len(found.runs), 'run')}, {len(page) / 1e6:.1f} MB")
+    write_text(out, report.page)
+    print(f"{out}: {counted(len(found.runs), 'run')}, {len(report.page) / 1e6:.1f} MB")

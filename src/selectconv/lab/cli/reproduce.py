@@ -12,8 +12,7 @@ from selectconv.errors import RunError, UsageError
 from selectconv.lab.cli.output import check_folder
 from selectconv.lab.cli.parser import Argument, count, switch
 from selectconv.lab.reproduce.grid import TABLES, Grid, PlannedRun, load_grid
-from selectconv.lab.reproduce.jobs import LOGS, RUNS, Outcome, find_state
-from selectconv.lab.reproduce.local_engine import run_local
+from selectconv.lab.reproduce.jobs import LOGS, RUNS, find_state, run_local, threads_of
 from selectconv.lab.train.folder_lock import locked
 from selectconv.lab.train.run_folder import RunFolder
 from selectconv.tables import counted, text_table
@@ -135,18 +134,15 @@ def run_grid(
         done = list(states.values()).count("done")
         console.print(f"{grid.title}. {grid.note}")
         console.print(f"{counted(len(chosen), 'run')}, {done} done; {out}")
-        problems = {run.name: run.problem for run in chosen if run.problem is not None}
-        for name, problem in problems.items():
-            console.print(f"{name} cannot run: {problem}")
-        left = [run for run in chosen if states[run.name] in ("new", "resume")]
+        problems: dict[str, str] = {}
+        left = [run for run in chosen if states[run.name] != "done"]
         task = bar.add_task("", total=len(left))
 
-        def tell(outcome: Outcome) -> None:
+        def tell(name: str, problem: str | None) -> None:
             bar.advance(task)
-            word = "done" if outcome.problem is None else f"failed: {outcome.problem}"
-            console.print(f"{outcome.name} {word}")
-            if outcome.problem is not None:
-                problems[outcome.name] = outcome.problem
+            console.print(f"{name} done" if problem is None else f"{name} failed: {problem}")
+            if problem is not None:
+                problems[name] = problem
 
         try:
             if engine == "ray":
@@ -174,34 +170,22 @@ def write_report(
     """Write the grid's tables and its page from what is finished.
 
     Returns:
-        Why runs are missing that failed, cannot run, or are done but damaged, by name.
+        Why runs are missing that failed, or are done but damaged, by name.
     """
-    from selectconv.lab.report.build import build_report, write_results
-    from selectconv.lab.report.runs.collect import collect
-    from selectconv.lab.report.runs.examine import examine
+    from selectconv.lab.report.collect import collect
+    from selectconv.lab.report.page import build_report
 
-    found = examine(collect([out / RUNS]))
-    done = {run.name for run in found.runs}
+    found = collect([out / RUNS])
+    planned = {run.name for run in grid.runs}
     damaged = {
-        run.name: found.reasons[run.name]
-        for run in grid.runs
-        if run.name in found.reasons and RunFolder(out / RUNS / run.name).status() == "done"
+        path.name: reason
+        for path, reason in found.left_out.items()
+        if path.name in planned and RunFolder(path).status() == "done"
     }
     for name, why in damaged.items():
         console.print(f"{name} is done but cannot be reported: {why}")
     known = damaged | problems
-    page, tables = build_report(
-        found,
-        title=grid.title,
-        note=grid.note,
-        table=grid.table,
-        scale=grid.scale,
-        test=grid.test,
-        missing=grid.missing(done, known),
-        first=grid.first,
-        margin=grid.margin,
-    )
-    for path in write_results(out, page, tables):
+    for path in build_report(found, grid, known).write(out):
         console.print(f"wrote {path}")
     return known
 
@@ -211,15 +195,13 @@ def show_plan(
 ) -> None:
     """Print the chosen runs of a grid with the time that they will take."""
     from selectconv.lab.reproduce.duration import estimate_seconds
-    from selectconv.lab.reproduce.local_engine import threads_of
     from selectconv.lab.train.estimate import describe_duration
 
     states = {run.name: find_state(run, out) for run in chosen}
     seconds = estimate_seconds(chosen, threads_of(jobs))
     lines = [("run", "state", "takes about")]
     for run in chosen:
-        takes = describe_duration(seconds[run.name]) if run.name in seconds else run.problem
-        lines.append((run.name, states[run.name], takes or ""))
+        lines.append((run.name, states[run.name], describe_duration(seconds[run.name])))
     console.print(f"{grid.title}. {grid.note}")
     console.print(text_table(lines, right=()))
     left = sum(seconds[name] for name in seconds if states[name] != "done") / jobs

@@ -1,72 +1,126 @@
-"""One self-contained HTML page: no network, no other file, light and dark."""
+"""The report: from the runs to their tables and one self-contained page, light and dark."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
+from pathlib import Path
 
 from markupsafe import Markup
 
 from selectconv import __version__
-from selectconv.lab.report.figures.plots import Figure
+from selectconv.files import write_text
+from selectconv.lab.report import figures_of_methods as methods
+from selectconv.lab.report import figures_of_slots as slots
+from selectconv.lab.report import figures_of_weights as weights
+from selectconv.lab.report.collect import Collection, Run
+from selectconv.lab.report.compare import NO_GRID, Group, group_runs
+from selectconv.lab.report.figure import Draw, Figure, draw_figure
 from selectconv.lab.report.html import render
-from selectconv.lab.report.runs.collect import Run
+from selectconv.lab.report.tables import ResultTable, build_table, write_csv
+from selectconv.lab.reproduce.grid import Grid
+from selectconv.lab.train.methods import METHODS
 
-_RUN_HEADER = ("run", "method", "seed", "error", "best", "seconds", "commit", "command")
+# The figures of a comparison, and those of its most telling run, by title.
+OF_METHODS = {
+    "Error by method": methods.draw_errors,
+    "Paired differences by seed": methods.draw_pairs,
+    "Accuracy against multiply-adds": methods.draw_cost,
+    "Test loss of the median runs": methods.draw_losses,
+    "Slots that are shifted": methods.draw_shift_counts,
+}
+OF_SLOTS = {
+    "The slots of a layer over the epochs": slots.draw_history,
+    "Where channels were de- and re-allocated": slots.draw_map,
+}
+OF_WEIGHTS = {
+    "Learned shifts": weights.draw_shifts,
+    "A de-allocated channel and the one re-allocated in its place": weights.draw_pair,
+    "The channels most often de- and re-allocated": weights.draw_top,
+    "Distribution of hidden inputs": weights.draw_inputs,
+}
 
 
-@dataclass
-class Section:
-    """A part of the page.
+@dataclass(frozen=True)
+class Report:
+    """What a report consists of.
 
     Attributes:
-        title: its heading.
-        blocks: HTML that takes the whole width, first.
-        figures: drawn in a grid below.
+        page: the page, as HTML.
+        tables: one for each comparison.
+        left_out: one line for each run or folder that is in no table, with the reason.
     """
 
-    title: str
-    blocks: list[Markup] = field(default_factory=list)
-    figures: list[Figure] = field(default_factory=list)
+    page: str
+    tables: list[ResultTable]
+    left_out: list[str]
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write the page, and the tables as Markdown and CSV; returns the files."""
+        folder.mkdir(parents=True, exist_ok=True)
+        contents = {
+            "report.html": self.page,
+            "tables.md": "\n".join(table.to_markdown() for table in self.tables),
+            "tables.csv": write_csv(self.tables),
+        }
+        for name, text in contents.items():
+            write_text(folder / name, text)
+        return [folder / name for name in contents]
 
 
-def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """Write the page."""
+def build_report(
+    found: Collection, grid: Grid = NO_GRID, problems: Mapping[str, str] | None = None
+) -> Report:
+    """Build the page and its tables.
+
+    Args:
+        found: the runs.
+        grid: the runs that were planned, and how they are compared.
+        problems: why planned runs are missing, by name.
+    """
+    groups = group_runs(found.runs, grid, problems)
+    tables = [build_table(group) for group in groups]
+    left_out = [f"{path}: {reason}" for path, reason in found.left_out.items()]
+    for row in (row for group in groups for row in group.rows):
+        for run in row.unused:
+            same = row.runs[run.config.seed].path
+            left_out.append(f"{run.path}: {same} has the same settings and seed.")
+    style, script = (
+        Markup((files("selectconv.lab.report") / name).read_text(encoding="utf-8"))
+        for name in ("page.css", "page.js")
+    )
     page = render(
         "page.html",
-        title=title,
-        lead=lead,
-        sections=sections,
-        css=_read("page.css"),
-        script=_read("page.js"),
+        grid=grid,
+        tables=tables,
+        groups={g.title: draw_group(g, f"g{n}") for n, g in enumerate(groups) if g.runs},
+        runs=found.runs,
+        left_out=left_out,
+        style=style,
+        script=script,
         version=__version__,
     )
-    return f"{page}\n"
+    return Report(f"{page}\n", tables, left_out)
 
 
-def _read(name: str) -> Markup:
-    return Markup((files("selectconv.lab.report") / name).read_text(encoding="utf-8"))
+def draw_group(group: Group, name: str) -> list[Figure]:
+    """Draw all figures of one comparison."""
+    plans: list[tuple[str, str, Draw]] = []
+    plans += [(title, group.title, partial(draw, group)) for title, draw in OF_METHODS.items()]
+    run = choose_run(group)
+    if run is not None:
+        config = run.config
+        subject = f"{config.model} on {config.data}, {config.method}, seed {config.seed} (n = 1)"
+        plans += [(title, subject, partial(draw, run)) for title, draw in OF_SLOTS.items()]
+        plans += [(title, subject, partial(draw, run)) for title, draw in OF_WEIGHTS.items()]
+    figures = [draw_figure(*plan, f"{name}-{number}") for number, plan in enumerate(plans)]
+    return [figure for figure in figures if figure is not None]
 
 
-def render_runs(runs: Iterable[Run]) -> Markup:
-    """Write the table of runs, with the command that repeats each."""
-    rows = []
-    for run in runs:
-        commit = str(run.environment.get("commit") or "unknown")[:10]
-        if run.environment.get("dirty"):
-            commit += " + changes"
-        cells = (
-            run.name,
-            run.config.method,
-            run.config.seed,
-            f"{run.error:.2f} %",
-            f"{run.best_error:.2f} %",
-            f"{run.seconds:,.0f}",
-            commit,
-        )
-        rows.append((cells, run.command))
-    return render("runs.html", header=_RUN_HEADER, rows=rows)
-
-
-def render_lines(lines: Iterable[str]) -> Markup:
-    """Write lines as a list."""
-    return render("lines.html", lines=lines)
+def choose_run(group: Group) -> Run | None:
+    """Choose the run to look at closely: the median one of the method that moves most."""
+    allocating = [name for name, method in METHODS.items() if "gamma" in method.uses]
+    for row in filter(None, map(group.find, allocating)):
+        runs = list(row.runs.values())
+        return methods.median_run([run for run in runs if run.weights is not None] or runs)
+    return None

@@ -4,7 +4,7 @@ A file of `grids/` has a block for each scale, and a block is a list of products
 method x seed with the settings they share. The code knows nothing about a table.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
@@ -28,13 +28,11 @@ class PlannedRun:
     Attributes:
         name: of its folder, unique in the grid.
         settings: what differs from the paper's defaults, as for `resolve`.
-        problem: why it cannot run; None: it can.
         stage: runs of an earlier stage are started first.
     """
 
     name: str
     settings: dict[str, Any]
-    problem: str | None = None
     stage: int = 0
 
     @cached_property
@@ -68,16 +66,6 @@ class Grid:
     first: tuple[str, ...] = ("select",)
     margin: float | None = None
 
-    def missing(
-        self, done: Container[str], problems: Mapping[str, str | None]
-    ) -> list[tuple[str, dict[str, Any], str]]:
-        """List name, settings and reason of the runs that are not done."""
-        return [
-            (run.name, run.settings, problems.get(run.name) or run.problem or "not finished")
-            for run in self.runs
-            if run.name not in done
-        ]
-
 
 def load_grid(table: str, scale: str) -> Grid:
     """Read the grid of a table.
@@ -92,39 +80,27 @@ def load_grid(table: str, scale: str) -> Grid:
     """
     check_choice("table", table, TABLES)
     check_choice("scale", scale, SCALES)
-    text = (files("selectconv.lab.reproduce") / "grids" / f"{table}.yaml").read_text(
-        encoding="utf-8"
-    )
-    content = yaml.safe_load(text)
+    path = files("selectconv.lab.reproduce") / "grids" / f"{table}.yaml"
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
     block = content["scales"][scale]
     runs = [run for part in block["runs"] for run in _expand(part, block.get("settings", {}))]
-    names = [run.name for run in runs]
-    assert len(set(names)) == len(names), f"{table}, {scale}: two runs have the same name"
     return Grid(
         table=table,
         scale=scale,
         title=content["title"],
         note=" ".join(block["note"].split()),
         test=" ".join(content["test"].split()),
-        runs=tuple(sorted(runs, key=lambda run: (run.stage, int(run.settings["seed"])))),
+        runs=tuple(sorted(runs, key=lambda run: (run.stage, run.settings["seed"]))),
         first=tuple(content["first"]),
         margin=content.get("margin"),
     )
 
 
-def _expand(part: Mapping[str, Any], shared: Mapping[str, Any]) -> list[PlannedRun]:
+def _expand(part: Mapping[str, Any], shared: Mapping[str, Any]) -> Iterator[PlannedRun]:
+    """Yield the runs of a product; `label` tells those apart that differ in other settings only."""
     axes = [part[name] if isinstance(part[name], list) else [part[name]] for name in _AXES]
-    label = part.get("label")  # tells runs apart that differ in other settings only
-    runs = []
     for values in product(*axes):
+        *task, seed = map(str, values)
+        words = [*task, part["label"], seed] if "label" in part else [*task, seed]
         settings = {**shared, **part.get("settings", {}), **dict(zip(_AXES, values, strict=True))}
-        words = [str(value) for value in values]
-        name = "-".join([*words[:3], label, words[3]] if label else words)
-        name = as_file_name(name)
-        try:
-            resolve(settings)
-            problem = None
-        except (TypeError, ValueError) as error:
-            problem = str(error)
-        runs.append(PlannedRun(name, settings, problem, part.get("stage", 0)))
-    return runs
+        yield PlannedRun(as_file_name("-".join(words)), settings, part.get("stage", 0))

@@ -1,12 +1,13 @@
-"""One run of a grid as a process of its own: its state, its command, and how it ended."""
+"""The runs of a grid, each in a process of its own: what is left to do, and doing it."""
 
 import ctypes
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
@@ -14,52 +15,40 @@ import yaml
 from selectconv.errors import RunError, UsageError
 from selectconv.files import write_text
 from selectconv.lab.reproduce.grid import PlannedRun
-from selectconv.lab.train.config import resolve
+from selectconv.lab.train.config import read_recorded
 from selectconv.lab.train.run_folder import CONFIG, RunFolder
 
 RUNS, LOGS = "runs", "logs"
 _PR_SET_PDEATHSIG = 1
+_POLL_S = 0.2
+_PATIENCE_S = 10  # for a run to end by itself
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended.
-
-    Attributes:
-        name: of the run.
-        problem: why it failed; None: it is done.
-    """
-
-    name: str
-    problem: str | None
+# Told the name of a run that ended, and why it failed; None: it is done.
+Report = Callable[[str, str | None], None]
 
 
 def find_state(run: PlannedRun, out: Path) -> str:
-    """Return whether a run is `done`, can `resume`, is `new`, or `cannot` run.
+    """Return whether a run is `done`, can `resume` or is `new`.
 
     Raises:
-        UsageError: its folder holds a run with other settings.
+        UsageError: its folder holds a run with other settings, or settings that cannot be read.
     """
-    if run.problem is not None:
-        return "cannot"
     folder = RunFolder(out / RUNS / run.name)
     if folder.is_empty() or not (folder / CONFIG).exists():
         return "new"
     try:
-        saved = resolve(folder.read_config()).to_dict()  # settings it is too old to have: defaults
-    except RunError as error:
+        config, gone = read_recorded(folder.read_config())
+    except (RunError, TypeError, ValueError) as error:
         raise UsageError(
             f"{error} Delete {folder.path} to run it again, or choose another --out."
         ) from error
-    except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"{folder.path} holds a run written by another version: {error}"
-        ) from error
-    for key, wanted in run.config.to_dict().items():
-        if saved[key] != wanted:
+    wanted, saved = run.config.to_dict(), {**config.to_dict(), **gone}
+    for key, value in saved.items():
+        if value != wanted.get(key):
             raise UsageError(
-                f"{folder.path} holds a run with {key} {saved[key]!r}, wanted {wanted!r}: choose "
-                "another --out."
+                f"{folder.path} holds a run with {key} {value!r}, wanted {wanted.get(key)!r}: "
+                "choose another --out."
             )
     return "done" if folder.status() == "done" else "resume"
 
@@ -67,18 +56,17 @@ def find_state(run: PlannedRun, out: Path) -> str:
 def prepare(run: PlannedRun, out: Path) -> list[str]:
     """Write a run's settings and return the command that starts or resumes it."""
     folder = out / RUNS / run.name
-    command = [sys.executable, "-m", "selectconv", "train"]
-    if find_state(run, out) in ("resume", "done"):  # a run that is done says so, and ends
-        return [*command, "--out", str(folder), "--resume"]
+    command = [sys.executable, "-m", "selectconv", "train", "--out", str(folder)]
+    if find_state(run, out) != "new":  # a run that is done says so, and ends
+        return [*command, "--resume"]
     settings = out / LOGS / f"{run.name}.yaml"
-    settings.parent.mkdir(parents=True, exist_ok=True)
     write_text(settings, yaml.safe_dump(run.settings, sort_keys=False))
     more = [] if RunFolder(folder).is_empty() else ["--overwrite"]  # killed before its settings
-    return [*command, "--config", str(settings), "--out", str(folder), *more]
+    return [*command, "--config", str(settings), *more]
 
 
-def start(run: PlannedRun, out: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a run; what it prints goes to its log."""
+def start(run: PlannedRun, out: Path, threads: int) -> subprocess.Popen[bytes]:
+    """Start a run; what it prints goes to its log. `OMP_NUM_THREADS` overrides the threads."""
     (out / LOGS).mkdir(parents=True, exist_ok=True)
     command = prepare(run, out)
     with (out / LOGS / f"{run.name}.txt").open("ab") as log:
@@ -87,7 +75,7 @@ def start(run: PlannedRun, out: Path, environment: Mapping[str, str]) -> subproc
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
+            env={"OMP_NUM_THREADS": str(threads), **os.environ},
             preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )
 
@@ -97,13 +85,47 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def conclude(run: PlannedRun, out: Path, code: int) -> Outcome:
-    """Return how a process ended."""
+def find_problem(run: PlannedRun, out: Path, code: int) -> str | None:
+    """Return why the process of a run failed, by its exit code and its log; None: it did not."""
     if code == 0:
-        return Outcome(run.name, None)
+        return None
     log = (out / LOGS / f"{run.name}.txt").read_text(encoding="utf-8", errors="replace")
-    lines = log.strip().splitlines()
-    last = lines[-1].removeprefix("selectconv: ") if lines else "it said nothing"
-    if code < 0:
-        last = f"killed by signal {-code}; the last line was: {last}"
-    return Outcome(run.name, last)
+    last = (log.strip().splitlines() or ["it said nothing"])[-1].removeprefix("selectconv: ")
+    killed = f"killed by signal {-code}; the last line was: " if code < 0 else ""
+    return killed + last
+
+
+def threads_of(jobs: int) -> int:
+    """Return the threads of each run when `jobs` runs share the cores."""
+    return max(1, (os.cpu_count() or 1) // jobs)
+
+
+def run_local(runs: Sequence[PlannedRun], out: Path, jobs: int, report: Report) -> None:
+    """Run them all on this machine, `jobs` at a time.
+
+    Args:
+        runs: what is left to do.
+        out: folder of the grid.
+        jobs: processes at a time; the cores are shared out among them.
+        report: called when a run has ended.
+    """
+    waiting = list(runs)
+    running: dict[subprocess.Popen[bytes], PlannedRun] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                run = waiting.pop(0)
+                running[start(run, out, threads_of(jobs))] = run
+            time.sleep(_POLL_S)
+            for process in [one for one in running if one.poll() is not None]:
+                run = running.pop(process)
+                report(run.name, find_problem(run, out, process.returncode))
+    finally:
+        # Interrupted runs say so and can be resumed; those that do not listen are ended.
+        for process in running:
+            process.send_signal(signal.SIGINT if os.name == "posix" else signal.SIGTERM)
+        for process in running:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_PATIENCE_S)
+            process.kill()
+            process.wait()

@@ -5,7 +5,7 @@ The folder of the grid must be one that every node sees.
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from selectconv.errors import RunError, UsageError
 from selectconv.extras import import_extra
 from selectconv.lab.reproduce.grid import PlannedRun
-from selectconv.lab.reproduce.jobs import Outcome, conclude, start
+from selectconv.lab.reproduce.jobs import Report, find_problem, start
 
 # How often a run is restarted after its worker or node died; it resumes each time.
 _RETRIES = 5
@@ -24,7 +24,7 @@ def run_ray(
     runs: Sequence[PlannedRun],
     out: Path,
     jobs: int,
-    report: Callable[[Outcome], None],
+    report: Report,
     *,
     gpus_per_run: float | None = None,
 ) -> None:
@@ -34,7 +34,7 @@ def run_ray(
         runs: what is left to do.
         out: folder of the grid, which every node sees.
         jobs: runs at a time.
-        report: called with the outcome of each run.
+        report: called when a run has ended.
         gpus_per_run: GPUs that Ray reserves for a run. None: one if the cluster has any.
 
     Raises:
@@ -55,11 +55,10 @@ def run_ray(
         while waiting or running:
             while waiting and len(running) < jobs:
                 run = waiting.pop(0)
-                reference = task.options(name=run.name).remote(asdict(run), str(out.absolute()))
-                running[reference] = run
+                named = task.options(name=run.name)
+                running[named.remote(asdict(run), str(out.absolute()))] = run
             for reference in ray.wait(list(running), timeout=_POLL_S)[0]:
-                run = running.pop(reference)
-                report(_result(ray, reference, run))
+                report(running.pop(reference).name, _result(ray, reference))
     finally:
         if is_own:
             ray.shutdown()
@@ -74,18 +73,18 @@ def import_ray() -> Any:
     return import_extra("ray", "`--engine ray`", "selectconv[ray]", error=UsageError)
 
 
-def _run_one(run: dict[str, Any], out: str) -> dict[str, Any]:
+def _run_one(run: dict[str, Any], out: str) -> str | None:
     # Runs in a worker: a process of its own still, so that a crash takes no worker with it.
     planned = PlannedRun(**run)
-    environment = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
-    process = start(planned, Path(out), environment)
-    return asdict(conclude(planned, Path(out), process.wait()))
+    code = start(planned, Path(out), threads=1).wait()
+    return find_problem(planned, Path(out), code)
 
 
-def _result(ray: Any, reference: Any, run: PlannedRun) -> Outcome:
+def _result(ray: Any, reference: Any) -> str | None:
     try:
-        return Outcome(**ray.get(reference))
+        problem: str | None = ray.get(reference)
     except ray.exceptions.RayError as error:
         # A traceback, in colours; its last line says what happened.
         plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
-        return Outcome(run.name, f"Ray gave up: {plain.splitlines()[-1].strip()}")
+        problem = f"Ray gave up: {plain.splitlines()[-1].strip()}"
+    return problem

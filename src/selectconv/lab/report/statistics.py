@@ -1,4 +1,4 @@
-"""What a table says about several seeds: mean, deviation, relative change, a paired test."""
+"""What a table says about several seeds: mean, deviation, relative change, paired tests."""
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
@@ -21,26 +21,27 @@ class Summary:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A method compared with a baseline, paired by seed.
+    """A method compared with another, paired by seed.
 
     Attributes:
         seeds: the common ones.
-        change: of the mean, in per cent of the baseline's mean; negative is better.
+        before: mean of the other method over these seeds.
+        after: mean of the method.
+        differences: of the pairs, method minus other.
+        change: of the mean, in per cent of `before`; negative is better.
         low: lower end of its 95 % interval.
         high: upper end.
         p: of the two-sided paired t-test; NaN where the differences are all the same.
     """
 
     seeds: tuple[int, ...]
+    before: float
+    after: float
+    differences: Summary
     change: float
     low: float
     high: float
     p: float
-
-    @property
-    def n(self) -> int:
-        """How many seeds are compared."""
-        return len(self.seeds)
 
 
 def summarize(values: Sequence[float]) -> Summary:
@@ -73,43 +74,55 @@ def compare(baseline: Mapping[int, float], other: Mapping[int, float]) -> Compar
     seeds = tuple(sorted(set(baseline) & set(other)))
     if len(seeds) < 2:
         return None
-    differences = summarize([other[seed] - baseline[seed] for seed in seeds])
-    base = summarize([baseline[seed] for seed in seeds]).mean
+    before, after, differences = (
+        summarize(values)
+        for values in (
+            [baseline[seed] for seed in seeds],
+            [other[seed] for seed in seeds],
+            [other[seed] - baseline[seed] for seed in seeds],
+        )
+    )
     error = differences.std / math.sqrt(differences.n)
     reach = float(stats.t.ppf(1 - LEVEL / 2, differences.n - 1)) * error
-    if error <= 1e-12 * abs(differences.mean):  # equal but for rounding: no spread to compare with
-        p = math.nan
-    else:
-        p = 2 * float(stats.t.sf(abs(differences.mean) / error, differences.n - 1))
-    scale = 100 / base if base else math.nan
-    low, high = differences.mean - reach, differences.mean + reach
-    return Comparison(seeds, scale * differences.mean, scale * low, scale * high, p)
+    scale = 100 / before.mean if before.mean else math.nan
+    return Comparison(
+        seeds,
+        before.mean,
+        after.mean,
+        differences,
+        change=scale * differences.mean,
+        low=scale * (differences.mean - reach),
+        high=scale * (differences.mean + reach),
+        p=2 * tail(differences, abs(differences.mean)),
+    )
 
 
-def equivalence_p(
-    baseline: Mapping[int, float], other: Mapping[int, float], margin: float
-) -> float:
-    """Return p of two one-sided paired t-tests that the mean difference is within `margin`.
+def tail(differences: Summary, distance: float) -> float:
+    """Return the upper tail of Student's t at a distance of the mean difference.
 
-    A small p shows that the two differ by less than the margin, which a large p of `compare` does
-    not. NaN with fewer than two common seeds, or where the differences are all the same.
-
-    Example:
-        >>> baseline, other = {0: 10.0, 1: 11.0, 2: 12.0}, {0: 10.1, 1: 11.0, 2: 12.1}
-        >>> round(equivalence_p(baseline, other, 0.5), 4)
-        0.0029
+    NaN where the differences are equal but for rounding: there is no spread to compare with.
     """
     from scipy import stats
 
-    seeds = sorted(set(baseline) & set(other))
-    if len(seeds) < 2:
-        return math.nan
-    differences = summarize([other[seed] - baseline[seed] for seed in seeds])
     error = differences.std / math.sqrt(differences.n)
     if error <= 1e-12 * abs(differences.mean):
         return math.nan
-    nearer = margin - abs(differences.mean)  # the larger p of the two is that of the nearer bound
-    return float(stats.t.sf(nearer / error, differences.n - 1))
+    return float(stats.t.sf(distance / error, differences.n - 1))
+
+
+def equivalence_p(found: Comparison, margin: float) -> float:
+    """Return p of two one-sided paired t-tests that the mean difference is within `margin`.
+
+    A small p shows that the two differ by less than the margin, which a large p of `compare` does
+    not.
+
+    Example:
+        >>> found = compare({0: 10.0, 1: 11.0, 2: 12.0}, {0: 10.1, 1: 11.0, 2: 12.1})
+        >>> round(equivalence_p(found, 0.5), 4)
+        0.0029
+    """
+    # The larger p of the two is that of the nearer bound.
+    return tail(found.differences, margin - abs(found.differences.mean))
 
 
 def correct_holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
@@ -119,16 +132,13 @@ def correct_holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
         >>> correct_holm({"a": 0.01, "b": 0.04, "c": 0.03})
         {'a': 0.03, 'b': 0.06, 'c': 0.06}
     """
-    adjusted: dict[Key, float] = {}
+    adjusted = dict(p_values)
+    known = [name for name, p in p_values.items() if not math.isnan(p)]
     largest = 0.0
-    ordered = sorted(p_values, key=lambda name: (math.isnan(p_values[name]), p_values[name]))
-    for rank, name in enumerate(ordered):
-        if math.isnan(p_values[name]):
-            adjusted[name] = math.nan
-            continue
-        largest = max(largest, min(1.0, (len(ordered) - rank) * p_values[name]))
+    for rank, name in enumerate(sorted(known, key=lambda name: p_values[name])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[name]))
         adjusted[name] = largest
-    return {name: adjusted[name] for name in p_values}
+    return adjusted
 
 
 def show_p(p: float) -> str:

@@ -5,22 +5,23 @@ Ink, grid and paper are drawn in marker colours, which become CSS variables in t
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
-from selectconv.errors import RunError
+from selectconv.errors import RunError, SelectConvError
 from selectconv.extras import needing
 from selectconv.lab.train.methods import METHODS
 
-_COLUMN_PT = 450  # figures that are wider take the whole width
+_COLUMN_INCHES = 6.25  # figures that are wider take the whole width
 INK, GRID, PAPER = "#010203", "#c0c1c2", "#fdfcfb"
 _VARIABLES = {INK: "currentColor", GRID: "var(--grid)", PAPER: "var(--paper)"}
-
 COLOURS = {method.name: method.colour for method in METHODS.values()}
+
+Draw = Callable[[Any], tuple[Any, str] | None]
 
 
 @dataclass(frozen=True)
@@ -30,28 +31,39 @@ class Figure:
     Attributes:
         title: a few words.
         caption: what is seen, which figure of the paper it is, and how many runs it shows.
-        body: HTML or SVG; empty where it could not be drawn.
-        problem: why it could not be drawn.
+        body: HTML or SVG, or why it could not be drawn.
+        is_wide: it takes the whole width of the page.
     """
 
     title: str
     caption: str
-    body: Markup = field(default_factory=Markup)
-    problem: str = ""
+    body: Markup
+    is_wide: bool = False
 
-    @property
-    def is_wide(self) -> bool:
-        """Whether it takes the whole width of the page."""
-        width = re.search(r'width="([\d.]+)pt"', self.body[:500])
-        return 'class="slots"' in self.body or (width is not None and float(width[1]) > _COLUMN_PT)
 
-    @property
-    def html(self) -> Markup:
-        """The body; an SVG is labelled with the title, for people who cannot see it."""
-        if not self.body.startswith("<svg "):
-            return self.body
-        label = Markup('<svg role="img" aria-label="{}" ').format(self.title)
-        return label + self.body[len("<svg ") :]
+def draw_figure(title: str, subject: str, draw: Draw, name: str) -> Figure | None:
+    """Draw a figure; if a run's files do not allow it, say why in its place.
+
+    Args:
+        title: a few words.
+        subject: what it shows: the beginning of the caption.
+        draw: given pyplot, it returns a figure of matplotlib (or HTML) and the rest of the caption.
+            None: there is nothing to show, and no figure.
+        name: unique on the page.
+    """
+    try:
+        with drawing() as plt:
+            result = draw(plt)
+            if result is None:
+                return None
+            drawn, words = result
+            if isinstance(drawn, Markup):
+                return Figure(title, f"{subject}. {words}", drawn, is_wide=True)
+            is_wide = drawn.get_figwidth() > _COLUMN_INCHES
+            return Figure(title, f"{subject}. {words}", to_svg(drawn, name, title), is_wide)
+    except (SelectConvError, ArithmeticError, LookupError, RuntimeError, ValueError) as error:
+        problem = Markup('<p class="problem">Not drawn: {}</p>').format(error)
+        return Figure(title, f"{subject}.", problem)
 
 
 @contextmanager
@@ -80,7 +92,9 @@ def drawing() -> Iterator[Any]:
         "xtick.color": INK,
         "ytick.color": INK,
         "grid.color": GRID,
+        "grid.linewidth": 0.6,
         "legend.frameon": False,
+        "legend.fontsize": 8,
     }
     with matplotlib.rc_context(style):
         try:
@@ -89,19 +103,19 @@ def drawing() -> Iterator[Any]:
             pyplot.close("all")
 
 
-def to_svg(figure: Any, name: str) -> Markup:
-    """Turn a figure of matplotlib into SVG for a page: themed, and with ids of its own."""
+def to_svg(figure: Any, name: str, title: str) -> Markup:
+    """Turn a figure of matplotlib into SVG for a page: labelled, themed, with ids of its own."""
     import matplotlib
 
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})
     text = buffer.getvalue()
-    text = text[text.index("<svg") :]
+    text = text[text.index("<svg ") + len("<svg ") :]
     # Remove who made it and when, and a style that would apply to the whole page: page.css has it.
     text = re.sub(r"<metadata>.*?</metadata>\s*|<style[^>]*>.*?</style>\s*", "", text, flags=re.S)
     for colour, variable in _VARIABLES.items():
         text = text.replace(colour, variable)
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'(href="|url\()#', rf"\1#{name}-", text)
-    return Markup(text)
+    return Markup('<svg role="img" aria-label="{}" ').format(title) + Markup(text)

@@ -1,0 +1,206 @@
+"""Which runs can be compared: same network, same data, same training."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from selectconv.lab.report.collect import Run
+from selectconv.lab.report.statistics import Comparison, compare, summarize
+from selectconv.lab.reproduce.grid import Grid
+from selectconv.lab.train.config import TrainConfig, setting_names
+from selectconv.lab.train.methods import METHODS
+
+NO_GRID = Grid("table1", "", "selectconv: report of runs", "", "", ())  # for runs of no grid
+
+
+@dataclass(eq=False)
+class Row:
+    """The runs of a method with one way of selecting channels, learning rate and weight decay.
+
+    Attributes:
+        method: what users type.
+        selection: the settings about selection that make a difference to the method.
+        tuning: learning rate and weight decay.
+        gone: settings of the runs that this version does not have.
+        runs: the finished ones, by seed.
+        missing: why a planned run is not among them, by its name.
+        unused: runs with the same settings and seed as one of `runs`.
+        endpoint: what errors and losses are of, as for its comparison.
+        named: settings that are part of its name: tuning in which the rows of its comparison
+            differ, and ways of selecting in which rows of the same method do.
+    """
+
+    method: str
+    selection: dict[str, Any]
+    tuning: dict[str, Any]
+    gone: dict[str, Any]
+    runs: dict[int, Run] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    unused: list[Run] = field(default_factory=list)
+    endpoint: str = "test"
+    named: tuple[str, ...] = ()
+
+    @property
+    def arm(self) -> str:
+        """The paper's name of the method, with the settings that are gone."""
+        gone = [f"{name} {value}" for name, value in self.gone.items()]
+        return ", ".join([METHODS[self.method].paper_name, *gone])
+
+    @property
+    def name(self) -> str:
+        """Its arm, and the settings that tell it from other rows."""
+        values = {**self.selection, **self.tuning}
+        words = [f"{name} {values[name]}" for name in self.named]
+        return f"{self.arm} ({', '.join(words)})" if words else self.arm
+
+    @property
+    def short_name(self) -> str:
+        """A shorter name, for the axis of a figure."""
+        return self.name.replace(" (select)", "")
+
+    def measured(self, measure: str) -> dict[int, float]:
+        """Return the last weights' "error" or "loss" at the endpoint, by seed."""
+        return {seed: run.score(self.endpoint, measure) for seed, run in self.runs.items()}
+
+    def against(self, other: "Row", measure: str) -> Comparison | None:
+        """Compare it with another row; None with fewer than two common seeds."""
+        return compare(other.measured(measure), self.measured(measure))
+
+
+@dataclass(eq=False)
+class Group:
+    """A comparison: methods that differ in nothing but the selection of channels.
+
+    Attributes:
+        config: the settings of one of its runs.
+        grid: where its runs were planned, and the questions about them.
+        rows: one for each method, in the order of Section 3.3.
+        apart: settings that tell it from other comparisons with the same title.
+    """
+
+    config: dict[str, Any]
+    grid: Grid
+    rows: list[Row] = field(default_factory=list)
+    apart: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> list[Run]:
+        """The finished runs of all rows."""
+        return [run for row in self.rows for run in row.runs.values()]
+
+    @property
+    def endpoint(self) -> str:
+        """What errors and losses are of: "held-out" if every finished run has them, or "test"."""
+        is_held_out = self.runs and all(run.holdout is not None for run in self.runs)
+        return "held-out" if is_held_out else "test"
+
+    @property
+    def baselines(self) -> list[Row]:
+        """The rows of plain training or, without a finished run of it, of another baseline."""
+        names = [name for name, method in METHODS.items() if method.is_baseline]
+        finished = [row.method for row in self.rows if row.runs]
+        chosen = next((name for name in names if name in finished), names[0])
+        return [row for row in self.rows if row.method == chosen]
+
+    def baseline(self, measure: str) -> Row | None:
+        """Return what other methods are compared with: of several plain rows, the best one."""
+        means = {
+            row: summarize(list(row.measured(measure).values())).mean
+            for row in self.baselines
+            if row.runs
+        }
+        return min(means, key=lambda row: means[row], default=None)
+
+    def find(self, method: str) -> Row | None:
+        """Return the first row of a method with finished runs, and with no setting that is gone."""
+        found = [row for row in self.rows if row.method == method and row.runs and not row.gone]
+        return found[0] if found else None
+
+    @property
+    def title(self) -> str:
+        """Network, data and training, in words."""
+        config = self.config
+        options = {k: v for k, v in config["model_options"].items() if k != "realloc"}
+        words = [config["model"]]
+        if options:
+            words.append("(" + ", ".join(f"{k} {v}" for k, v in options.items()) + ")")
+        words.append(f"on {config['data']}")
+        if config["subset"]:
+            words.append(f"({config['subset']:,} images)")
+        if config["image_size"]:
+            words.append(f"at {config['image_size']}x{config['image_size']}")
+        end = [f"{config['epochs']} epochs", *(f"{name} {config[name]}" for name in self.apart)]
+        return ", ".join([" ".join(words), *end])
+
+
+def group_runs(
+    runs: Iterable[Run], grid: Grid = NO_GRID, problems: Mapping[str, str] | None = None
+) -> list[Group]:
+    """Sort runs into comparisons.
+
+    Args:
+        runs: finished runs. Of two with the same settings the first is taken.
+        grid: the runs that were planned.
+        problems: why a planned run is missing, by its name.
+    """
+    groups: dict[tuple[Any, ...], Group] = {}
+    rows: dict[tuple[Any, ...], Row] = {}
+
+    def row_of(config: TrainConfig, gone: dict[str, Any]) -> Row:
+        settings = config.to_dict()
+        place, rank, row = _place(settings, gone)
+        groups.setdefault(place, Group(settings, grid))
+        return rows.setdefault((place, rank), row)
+
+    names = set()
+    for run in runs:
+        row = row_of(run.config, run.gone)
+        names.add(run.name)
+        if row.runs.setdefault(run.config.seed, run) is not run:
+            row.unused.append(run)
+    for planned in grid.runs:
+        if planned.name not in names:
+            reason = (problems or {}).get(planned.name, "not finished")
+            row_of(planned.config, {}).missing[planned.name] = reason
+    for (place, _), row in sorted(rows.items(), key=lambda item: item[0]):
+        groups[place].rows.append(row)
+    ordered = [groups[place] for place in sorted(groups)]
+    for group in ordered:
+        tuned = _differing([row.tuning for row in group.rows])
+        for row in group.rows:
+            row.endpoint = group.endpoint
+            row.named = tuned + _differing([r.selection for r in group.rows if r.arm == row.arm])
+    # Where titles are equal, add the settings that differ.
+    titles = [group.title for group in ordered]
+    training = [{k: g.config[k] for k in setting_names("training")} for g in ordered]
+    for group, title in zip(ordered, titles, strict=True):
+        alike = [own for own, other in zip(training, titles, strict=True) if other == title]
+        group.apart = _differing(alike)
+    return ordered
+
+
+def _place(
+    config: Mapping[str, Any], gone: dict[str, Any]
+) -> tuple[tuple[str, ...], tuple[Any, ...], Row]:
+    """Return the key of the comparison that settings belong to, that of the row, and the row."""
+    method = METHODS[config["method"]]
+    options = dict(config["model_options"])
+    values = {**config, "realloc": options.pop("realloc", None), "model_options": options}
+    training, tuning, selection = (
+        {name: values[name] for name in names}
+        for names in (
+            (*setting_names("training"), "model_options"),
+            setting_names("tuning"),
+            sorted(method.uses),
+        )
+    )
+    place = (config["model"], config["data"], json.dumps(training, sort_keys=True))
+    rank = (method.rank, bool(gone), json.dumps([selection, gone, tuning]))
+    return place, rank, Row(method.name, selection, tuning, gone)
+
+
+def _differing(settings: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Return the names of the settings that are not the same in all."""
+    first, *others = settings
+    return tuple(name for name in first if any(one[name] != first[name] for one in others))

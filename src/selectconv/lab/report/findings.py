@@ -1,0 +1,131 @@
+"""What a comparison shows: one line for each question, made from the runs, never by hand.
+
+Held-out runs are asked in a fixed sequence: the loss first, then the error, which counts only if
+the losses differ. Runs without held-out images are asked for the error alone.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from selectconv.lab.report.compare import Group, Row
+from selectconv.lab.report.statistics import (
+    LEVEL,
+    Comparison,
+    correct_holm,
+    equivalence_p,
+    show_p,
+)
+
+HOLM = " after Holm's correction"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A question and its answer: a line of the table of findings.
+
+    Attributes:
+        row: the method.
+        against: what it is compared with.
+        measure: "loss" or "error".
+        column: the question that it answers in the table of results: "loss", "error" or "no loss";
+            empty for the others.
+        result: the differences, paired by seed.
+        p: of the test, corrected where several methods are asked about.
+        test: which test, where that is not the two-sided one; or which correction.
+        verdict: what follows.
+    """
+
+    row: Row
+    against: Row
+    measure: str
+    column: str
+    result: Comparison
+    p: float
+    test: str
+    verdict: str
+
+    @property
+    def sentence(self) -> str:
+        """All of it in words."""
+        result = self.result
+        digits, unit = (2, " %") if self.measure == "error" else (4, "")
+        return (
+            f"{self.row.name} against {self.against.name}, {len(result.seeds)} seeds: "
+            f"{self.row.endpoint} {self.measure} {result.before:.{digits}f}{unit} to "
+            f"{result.after:.{digits}f}{unit}, a change of {result.change:+.2f} % (95 % interval "
+            f"{result.low:+.2f} to {result.high:+.2f} %), {show_p(self.p)}{self.test}: "
+            f"{self.verdict}."
+        )
+
+
+def find_out(group: Group) -> list[Finding]:
+    """Compare what can be compared, which needs two common seeds: the first questions first.
+
+    The questions after the first are corrected for their number by Holm's method.
+    """
+    asked = [row for row in group.rows if row not in group.baselines]
+    first = [row for row in asked if row.method in group.grid.first]
+    others = [row for row in asked if row.method not in group.grid.first]
+    findings = [finding for row in first for finding in _ask(group, row, [row])]
+    findings += [finding for row in others for finding in _ask(group, row, others)]
+    return findings + list(_look_further(group))
+
+
+def _ask(group: Group, row: Row, family: list[Row]) -> Iterator[Finding]:
+    """Ask about a row, question by question; each counts if those before it found a difference.
+
+    A row with a setting that is gone is compared with the baseline, and then with the same method
+    without it. Of the `family` that p is corrected for, rows that have no answer yet count.
+    """
+    measures = ("loss", "error") if group.endpoint == "held-out" else ("error",)
+    without = group.find(row.method) if row.gone else None
+    questions = [(measure, group.baseline(measure), measure, family) for measure in measures]
+    questions += [("", without, measure, [row]) for measure in measures]
+    waiting = {*family, *group.baselines, *([without] if without else [])}
+    num_missing = sum(len(one.missing) for one in waiting)
+    is_asked = True
+    for column, against, measure, related in questions:
+        result = row.against(against, measure) if against else None
+        if against is None or result is None:
+            continue
+        found = {one: one.against(against, measure) for one in related}
+        p = correct_holm({one: 1.0 if its is None else its.p for one, its in found.items()})[row]
+        test = HOLM if len(related) > 1 else ""
+        verdict = _judge(p, result, num_missing, is_asked=is_asked)
+        yield Finding(row, against, measure, column, result, p, test, verdict)
+        is_asked = is_asked and p < LEVEL
+        if column == "error" and group.grid.margin is not None:
+            p = equivalence_p(result, group.grid.margin)
+            shown = "shown" if p < LEVEL and not num_missing else "not shown"
+            verdict = f"{shown} to be within {group.grid.margin:g} points"
+            yield Finding(
+                row, against, measure, "no loss", result, p, " by two one-sided tests", verdict
+            )
+
+
+def _judge(p: float, result: Comparison, num_missing: int, *, is_asked: bool) -> str:
+    """Say what follows from a two-sided test."""
+    if num_missing:  # the test is for all planned runs: an interim look decides nothing
+        return f"preliminary, {num_missing} planned runs are missing"
+    if math.isnan(p):
+        return "the differences do not vary, so there is no test"
+    if not is_asked:
+        return "not tested: the preceding test was not significant"
+    if p >= LEVEL:
+        return f"no difference found at the level of {LEVEL}"
+    return ("lower" if result.change < 0 else "higher") + f" at the level of {LEVEL}"
+
+
+def _look_further(group: Group) -> Iterator[Finding]:
+    """Compare what nobody asked beforehand, and say so: the test loss, and select against +S."""
+    select = group.find("select")
+    pairs = [(group.find("shift"), "error")]
+    if group.endpoint == "test":
+        pairs.insert(0, (group.baseline("loss"), "loss"))
+    for against, measure in pairs:
+        result = select.against(against, measure) if select and against else None
+        if select and against and result:
+            verdict = "not among the questions named beforehand"
+            test = " without correction"
+            yield Finding(select, against, measure, "", result, result.p, test, verdict)

@@ -1,1 +1,0 @@
-"""Finished runs, read from their folders and checked."""

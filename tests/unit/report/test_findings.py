@@ -1,0 +1,195 @@
+"""Which runs are compared, and what the comparison finds: the questions and their sequence."""
+
+import math
+
+import pytest
+
+from fake_runs import SETTINGS, write_run
+from selectconv.lab.report.collect import collect
+from selectconv.lab.report.compare import group_runs
+from selectconv.lab.report.findings import find_out
+from selectconv.lab.report.tables import build_table
+from selectconv.lab.reproduce.grid import Grid, PlannedRun, load_grid
+
+PLAIN = [(30.0, 0.90), (31.0, 0.93), (32.0, 0.95)]  # held-out error and loss by seed
+SELECT = [(29.0, 0.88), (29.0, 0.90), (29.0, 0.91)]
+NAME = "+D+R zero+shift (select)"
+
+
+def write_pair(folder, select=SELECT):
+    for seed, (plain, other) in enumerate(zip(PLAIN, select, strict=True)):
+        # The errors on the test images say the opposite, and are not asked.
+        write_run(folder / f"p{seed}", method="plain", seed=seed, error=20.0, holdout=plain)
+        write_run(folder / f"s{seed}", method="select", seed=seed, error=25.0 + seed, holdout=other)
+
+
+def write_errors(folder, **errors):
+    for method, values in errors.items():
+        for seed, error in enumerate(values):
+            write_run(folder / f"{method}{seed}", method=method, seed=seed, error=error)
+    return collect([folder]).runs
+
+
+def plan(*methods, **settings):
+    """Return a grid with runs of seeds 0 to 2 that are named like those of `write_errors`."""
+    runs = [
+        PlannedRun(f"{method}{seed}", {**SETTINGS, "method": method, "seed": seed})
+        for method in methods
+        for seed in range(3)
+    ]
+    return Grid("table1", "", "", "", "", tuple(runs), **settings)
+
+
+def ask(folder, grid=None):
+    """Return the findings of the only comparison in a folder, without those nobody asked for."""
+    runs = collect([folder]).runs
+    [group] = group_runs(runs) if grid is None else group_runs(runs, grid)
+    return [found for found in find_out(group) if "beforehand" not in found.verdict]
+
+
+def p_of(t):
+    """Return p of a t-test with two degrees of freedom."""
+    return 1 - t / math.sqrt(t * t + 2)
+
+
+def test_loss_first_then_error(tmp_path):
+    # Differences of the loss: -0.02, -0.03, -0.04; of the error: -1, -2, -3.
+    write_pair(tmp_path)
+    loss, error = ask(tmp_path)
+    assert (loss.measure, error.measure) == ("loss", "error")
+    assert loss.p == pytest.approx(p_of(3 * math.sqrt(3)))
+    assert error.p == pytest.approx(p_of(2 * math.sqrt(3)))
+    assert loss.verdict == "lower at the level of 0.05"
+    assert f"{NAME} against plain, 3 seeds: held-out loss 0.9267 to 0.8967," in loss.sentence
+    assert "held-out error 31.00 % to 29.00 %, a change of -6.45 %" in error.sentence
+
+
+def test_an_error_is_not_tested_where_the_losses_do_not_differ(tmp_path):
+    write_pair(tmp_path, [(29.0, 0.89), (29.9, 0.97), (31.0, 0.93)])
+    loss, error = ask(tmp_path)
+    assert loss.p > 0.05 > error.p
+    assert loss.verdict == "no difference found at the level of 0.05"
+    assert error.verdict == "not tested: the preceding test was not significant"
+
+
+def test_a_setting_that_is_gone_is_compared_with_plain_and_then_with_its_absence(tmp_path):
+    write_pair(tmp_path, [(29.0, 0.88), (29.5, 0.90), (30.0, 0.91)])
+    for seed, scores in enumerate([(28.0, 0.86), (28.0, 0.88), (28.0, 0.88)]):
+        run = {"method": "select", "seed": seed, "holdout": scores}
+        write_run(tmp_path / f"g{seed}", **run, gone={"growth": "gradient"})
+    findings = ask(tmp_path)
+    assert [found.sentence.split(", 3 seeds")[0] for found in findings] == [
+        *[f"{NAME} against plain"] * 2,
+        *[f"{NAME}, growth gradient against plain"] * 2,
+        *[f"{NAME}, growth gradient against {NAME}"] * 2,
+    ]
+    loss = findings[4].result
+    assert (loss.before, loss.after) == pytest.approx((0.8967, 0.8733), abs=1e-4)
+    # Differences of the loss: -0.02, -0.02, -0.03.
+    assert findings[4].p == pytest.approx(p_of(7 / 3 / (1 / math.sqrt(3) / math.sqrt(3))))
+
+
+def test_the_best_plain_training_is_the_baseline_measure_by_measure(tmp_path):
+    write_pair(tmp_path)
+    lower = [(29.5, 0.99), (30.0, 0.99), (30.5, 0.99)]  # a lower error, a higher loss
+    for seed, result in enumerate(lower):
+        run = {"method": "plain", "seed": seed, "holdout": result, "weight_decay": 0.5}
+        write_run(tmp_path / f"q{seed}", **run)
+    loss, error = ask(tmp_path)  # nobody asks about plain
+    assert (loss.result.before, error.result.before) == (pytest.approx(0.92667, abs=1e-4), 30.0)
+    assert loss.against.name == "plain (weight_decay 0.0001)"
+    assert error.against.name == "plain (weight_decay 0.5)"
+    assert error.row.name == f"{NAME} (weight_decay 0.0001)"
+
+
+def test_without_held_out_images_everywhere_the_test_error_is_compared(tmp_path):
+    write_pair(tmp_path)
+    write_run(tmp_path / "old", method="shift", error=22.0)
+    [finding] = ask(tmp_path)
+    assert (finding.measure, finding.result.after) == ("error", 26.0)
+    assert "test error 20.00 % to 26.00 %" in finding.sentence
+
+
+def test_equivalence_by_hand(tmp_path):
+    # Differences 0.1, 0.0, 0.2: mean 0.1, std 0.1; the nearer bound is 0.4 away.
+    write_pair(tmp_path, [(30.1, 0.9), (31.0, 0.9), (32.2, 0.9)])
+    *_, finding = ask(tmp_path, plan(margin=0.5))
+    assert finding.p == pytest.approx(p_of(0.4 / (0.1 / math.sqrt(3))) / 2)
+    assert finding.verdict == "shown to be within 0.5 points"
+    *_, finding = ask(tmp_path, plan(margin=0.15))
+    assert finding.verdict == "not shown to be within 0.15 points"
+
+
+def test_second_questions_are_corrected_also_for_those_without_an_answer(tmp_path):
+    # Differences -1, -1.5 and -1, -1.2: with one degree of freedom p is 2 atan(1 / t) / pi.
+    errors = {"plain": (20.0, 22.0), "zero": (19.0, 20.5), "random": (19.0, 20.8)}
+    write_errors(tmp_path, select=(19.0, 20.5), **errors)
+    five, eleven = (2 * math.atan(1 / t) / math.pi for t in (5, 11))
+    select, zero, random = ask(tmp_path)
+    assert (select.p, zero.p, random.p) == pytest.approx((five, five, 2 * eleven))
+    assert (select.test, zero.test) == ("", " after Holm's correction")
+    _, zero, random = ask(tmp_path, plan("dealloc", "shift"))
+    assert (zero.p, random.p) == pytest.approx((3 * five, 4 * eleven))
+    assert zero.verdict == "preliminary, 6 planned runs are missing"
+
+
+def test_the_first_question_is_the_grid_s(tmp_path):
+    write_errors(
+        tmp_path, plain=(20.0, 22.0, 21.0), dealloc=(19.0, 20.9, 19.8), zero=(19.0, 20.9, 19.8)
+    )
+    corrected, _ = ask(tmp_path)
+    own, other = ask(tmp_path, plan(first=("dealloc",)))
+    assert own.row.method == "dealloc"
+    assert (own.test, other.test) == ("", "")
+    assert corrected.p == pytest.approx(2 * own.p)
+    assert load_grid("table2", "full").first == ("dealloc",)
+
+
+def test_what_nobody_asked_beforehand_is_called_so(tmp_path):
+    runs = write_errors(
+        tmp_path, plain=(20.0, 22.0, 21.0), select=(21.0, 23.1, 22.2), shift=(19.0, 20.9, 19.8)
+    )
+    lines = build_table(group_runs(runs)[0]).findings
+    assert [line.rpartition(": ")[2] for line in lines] == [
+        "higher at the level of 0.05.",
+        "lower at the level of 0.05.",
+        *["not among the questions named beforehand."] * 2,
+    ]
+    assert f"{NAME} against plain, 3 seeds: test loss 1.0500 to 1.1050" in lines[2]
+    assert f"{NAME} against +S, 3 seeds: test error 19.90 % to 22.10 %" in lines[3]
+
+
+def test_while_planned_runs_are_missing_nothing_is_decided(tmp_path):
+    write_errors(tmp_path, plain=(20.0, 22.0), select=(19.0, 20.9))
+    [finding] = ask(tmp_path, plan("select"))
+    assert finding.verdict == "preliminary, 1 planned runs are missing"
+
+
+@pytest.mark.parametrize(
+    "errors", [{"select": (20.0, 21.0)}, {"plain": (20.0,), "select": (19.0,)}]
+)
+def test_without_two_pairs_nothing_is_compared(tmp_path, errors):
+    [group] = group_runs(write_errors(tmp_path, **errors))
+    assert find_out(group) == []
+    assert build_table(group).findings == ["There are no pairs to compare yet."]
+
+
+@pytest.mark.parametrize(
+    "other", [{"data": "fashion-mnist"}, {"subset": 90}, {"image_size": 4}, {"momentum": 0.8}]
+)
+def test_runs_with_different_data_or_training_are_kept_apart(tmp_path, other):
+    write_run(tmp_path / "a", method="plain")
+    write_run(tmp_path / "b", method="select", **other)
+    groups = group_runs(collect([tmp_path]).runs)
+    assert [len(group.rows) for group in groups] == [1, 1]
+    assert len({group.title for group in groups}) == 2
+
+
+def test_of_two_runs_with_the_same_settings_the_first_is_taken(tmp_path):
+    for name, error in (("a", 20.0), ("b", 30.0)):
+        write_run(tmp_path / name, method="plain", error=error, gamma=error / 100)  # not used
+    for name, decay in (("c", 1e-5), ("d", 1e-2)):
+        write_run(tmp_path / name, method="shift", shift_weight_decay=decay)
+    [group] = group_runs(collect([tmp_path]).runs)
+    assert [[run.name for run in row.unused] for row in group.rows] == [["b"], [], []]
+    assert group.rows[0].measured("error") == {0: 20.0}

@@ -1,0 +1,137 @@
+"""The page and its figures: what comes from runs is text, and what cannot be drawn is said."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from jinja2 import UndefinedError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from fake_runs import seal, write_run
+from selectconv.lab.report.collect import Collection, collect
+from selectconv.lab.report.compare import group_runs
+from selectconv.lab.report.figures_of_weights import load_trained, middle_layer
+from selectconv.lab.report.html import render
+from selectconv.lab.report.page import OF_WEIGHTS, build_report, draw_group
+from selectconv.lab.reproduce.grid import Grid
+
+pytest.importorskip("matplotlib", reason="figures need matplotlib (the train extra)")
+HOSTILE = "</script></title>\"'><script>alert(1)</script>&amp;"
+
+
+class Reader(HTMLParser):
+    """Collects elements and text."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.elements, self.text = [], ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append(tag)
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def read_page(folder, text):
+    grid = Grid("table1", text, text, text, text, ())
+    found = Collection(collect([folder]).runs, {folder / "x": text})
+    return Reader(build_report(found, grid).page)
+
+
+def test_text_stays_text(tmp_path):
+    write_run(tmp_path / "p", method="plain")
+    hostile, plain = read_page(tmp_path, HOSTILE), read_page(tmp_path, "harmless")
+    assert hostile.elements == plain.elements
+    assert (
+        hostile.text.count(HOSTILE) == plain.text.count("harmless") == 6
+    )  # title twice, note, scale, test, reason
+
+
+def test_data_in_a_script_cannot_end_it():
+    layers = [{"name": HOSTILE, "states": ["0"], "source": [0]}]
+    body = render("slots.html", layers=layers)
+    assert Reader(body).elements == Reader(render("slots.html", layers=[])).elements
+    [data] = re.findall(r"<script[^>]*>(.*?)</script>", body)
+    assert json.loads(data) == {"layers": layers}
+
+
+def test_a_value_that_a_template_lacks_is_an_error():
+    with pytest.raises(UndefinedError, match="'grid' is undefined"):
+        render("page.html")
+
+
+def figures_of(folder):
+    """Draw the figures of the only comparison in a folder; by title."""
+    [group] = group_runs(collect([folder]).runs)
+    return {figure.title: figure for figure in draw_group(group, "g")}
+
+
+def test_methods_are_set_side_by_side_by_seed(tmp_path):
+    for name, seed, error in [("plain", 0, 20.0), ("plain", 1, 22.0), ("select", 0, 19.0),
+                              ("select", 2, 5.0), ("shift", 0, 18.0)]:  # fmt: skip
+        write_run(tmp_path / f"{name}-{seed}", method=name, seed=seed, error=error)
+    figures = figures_of(tmp_path)
+    pairs = figures["Paired differences by seed"]
+    assert "Pairs: +S 1, +D+R zero+shift 1." in pairs.caption  # seed 2 has no plain run
+    assert 'role="img" aria-label="Paired differences by seed"' in pairs.body
+    for label in ("plain (2)", "+S (1)", "+D+R zero+shift (2)"):
+        assert label in figures["Accuracy against multiply-adds"].body
+    assert "plain (seed 0)" in figures["Test loss of the median runs"].body
+    assert re.match(r".*\+S shifts \d+ slots, select", figures["Slots that are shifted"].caption)
+    assert figures["Where channels were de- and re-allocated"].is_wide
+    assert not pairs.is_wide
+    # The weights were not kept.
+    for title in OF_WEIGHTS:
+        assert "Not drawn: it needs the run&#39;s last.safetensors" in figures[title].body
+
+
+def test_without_a_baseline_nothing_is_paired(tmp_path):
+    write_run(tmp_path / "s", method="select")
+    assert "Paired differences by seed" not in figures_of(tmp_path)
+
+
+@pytest.mark.parametrize("num_images", [1, 2, 40])
+def test_figures_of_the_weights_are_drawn_on_few_images_too(tmp_path, num_images):
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    write_run(tmp_path / "run", method="select", test_subset=num_images, weights=True)
+    figures = figures_of(tmp_path)
+    for title in OF_WEIGHTS:
+        assert figures[title].body.startswith("<svg "), figures[title].body
+        assert re.search(r"The paper's Figure [4689]", figures[title].caption)
+    [run] = collect([tmp_path]).runs
+    trained = load_trained(run)
+    assert len(trained.images) == num_images
+    # What the network is tested on: uint8 pictures, scaled by the data set's mean and deviation.
+    assert trained.pictures.dtype == torch.uint8
+    assert trained.images.mean().abs() < 0.5
+
+
+@pytest.mark.parametrize("damage", ["nan", "index"])
+def test_weights_that_cannot_be_drawn_are_said_on_the_page(damage, tmp_path):
+    run = write_run(tmp_path / "s", method="select", weights=True)
+    weights = load_file(run / "last.safetensors")
+    for name, tensor in weights.items():
+        if damage == "nan" and tensor.is_floating_point():
+            weights[name] = torch.full_like(tensor, torch.nan)
+        if damage == "index" and name.endswith(".index"):
+            weights[name] = tensor + 1000
+    save_file(weights, run / "last.safetensors")
+    seal(run)
+    figures = figures_of(tmp_path)
+    assert all("Not drawn: " in figures[title].body for title in OF_WEIGHTS)
+    assert "<svg" in figures["Where channels were de- and re-allocated"].body
+
+
+def test_only_a_conv_after_a_norm_of_that_name_shows_its_input():
+    def network(norm):
+        block = nn.ModuleDict({norm: nn.BatchNorm2d(3), "conv": nn.Conv2d(3, 4, 1)})
+        return nn.ModuleDict({"blocks": nn.ModuleList([nn.ModuleList([block])])})
+
+    assert middle_layer(network("norm")) == "blocks.0.0"
+    with pytest.raises(ValueError, match="no batch norm"):
+        middle_layer(network("bn"))

@@ -12,12 +12,12 @@ import sys
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
 import torchvision_shim
+from data_files import write_jpeg
 from fake_runs import write_run
 from selectconv.__main__ import main
 from selectconv.lab.cli.main import VERBS, _load
@@ -61,7 +61,7 @@ FILLED = {
 
 
 def read_commands():
-    """Return the commands of all pages and examples, in order, each once."""
+    """Return the words of the commands of all pages and examples, by line, each once."""
     found = [command for verb in VERBS for command, _ in _load(verb).EXAMPLES]
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
@@ -69,33 +69,25 @@ def read_commands():
         found += [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
         prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
         found += re.findall(r"`((?:selectconv|python|torchrun|make|pip) [^`\n]+)`", prose)
-    words = [shlex.split(line, comments=True) for line in found]
-    lines = dict.fromkeys(shlex.join(command) for command in words if command)
-    return [line for line in lines if shlex.split(line)[0] not in ("for", "done")]
+    commands = [shlex.split(line, comments=True) for line in found]
+    return {" ".join(c): c for c in commands if c and c[0] not in ("for", "done")}
 
 
 COMMANDS = read_commands()
 
 
 def of_kind(*beginnings):
-    tried = [line for line in COMMANDS if plain(line) not in UNTRIED]
-    return [line for line in tried if line.startswith(beginnings)]
+    return [line for line in COMMANDS if line.startswith(beginnings) and line not in UNTRIED]
 
 
 def filled(beginning):
     """Return commands with what the pages leave out filled in, each once."""
-    return list(dict.fromkeys(shlex.join(fill(line)) for line in of_kind(beginning)))
-
-
-def plain(line):
-    """A command as the page prints it, without the quotes that `shlex.join` adds."""
-    return " ".join(shlex.split(line))
-
-
-def fill(line):
-    for name, value in FILLED.items():
-        line = re.sub(rf"(?<![\w]){re.escape(name)}(?!\w)", value, line.replace(f"'{name}'", name))
-    return shlex.split(line)
+    pattern = rf"(?<!\w)({'|'.join(map(re.escape, FILLED))})(?!\w)"
+    commands = [
+        [re.sub(pattern, lambda found: FILLED[found[1]], word) for word in COMMANDS[line]]
+        for line in of_kind(beginning)
+    ]
+    return [pytest.param(c, id=line) for line, c in {" ".join(c): c for c in commands}.items()]
 
 
 @pytest.fixture(scope="module")
@@ -105,14 +97,13 @@ def place(tmp_path_factory):
     small = {"model_options": {"growth_rate": 4, "units": [1, 1]}, "epochs": 2}
     write_run(folder / "runs" / "first", weights=True, method="select", **small)
     write_run(folder / "runs" / "second", method="plain", **small)
+    for name, method in (("first", "select"), ("second", "plain")):  # figures of weights take long
+        write_run(folder / "without_weights" / "runs" / name, method=method, **small)
     run = "results/ablation/runs/densenet40-cifar10-plain-20"
     shutil.copytree(ROOT / run, folder / run)
-    pillow = pytest.importorskip("PIL.Image", reason="images need Pillow (the train extra)")
-    for part in ("train", "test"):
-        for label in ("cat", "dog"):
-            (folder / "photos" / part / label).mkdir(parents=True)
-            image = pillow.fromarray(np.full((16, 16, 3), 100, dtype=np.uint8))
-            image.save(folder / "photos" / part / label / "1.png")
+    pytest.importorskip("PIL.Image", reason="images need Pillow (the train extra)")
+    for name in ("train/cat", "train/dog", "test/cat", "test/dog"):
+        write_jpeg(folder / "photos" / name / "1.jpg", 100, size=(16, 16))
     (folder / "mynet.py").write_text(
         "from torch import nn\n"
         "def small(num_classes, in_channels, width=16):\n"
@@ -152,29 +143,24 @@ def carry_out(words):
     assert main([*words, *smaller]) == 0
 
 
-@pytest.mark.parametrize("line", filled("selectconv "))
-def test_commands_work(line, reader, capsys):
-    words = shlex.split(line)[1:]
-    weights = reader / "runs" / "first" / "last.safetensors"
-    if words[0] == "report":  # without the figures that need weights, which take seconds
-        weights.rename(weights.with_suffix(".aside"))
-    try:
-        carry_out(words)
-    finally:
-        if words[0] == "report":
-            weights.with_suffix(".aside").rename(weights)
+@pytest.mark.parametrize("words", filled("selectconv "))
+def test_commands_work(words, reader, monkeypatch, capsys):
+    words = words[1:]
+    folder = reader / "without_weights" if words[0] == "report" else reader
+    monkeypatch.chdir(folder)
+    carry_out(words)
     shown = capsys.readouterr()
     assert shown.out
     assert "Traceback" not in shown.err
     if words[0] == "eval":
         assert "error" in shown.out
     written = re.findall(r"wrote (\S+)", shown.out)
-    assert all((reader / name.rstrip(",.:;")).exists() for name in written)
+    assert all((folder / name.rstrip(",.:;")).exists() for name in written)
 
 
-@pytest.mark.parametrize("line", filled("torchrun "))
-def test_torchrun_takes_the_commands(line, reader, capsys):
-    options = get_args_parser().parse_args(shlex.split(line)[1:])
+@pytest.mark.parametrize("words", filled("torchrun "))
+def test_torchrun_takes_the_commands(words, reader, capsys):
+    options = get_args_parser().parse_args(words[1:])
     assert (options.module, options.training_script) == (True, "selectconv")
     carry_out(options.training_script_args)
     assert "about" in capsys.readouterr().out
@@ -213,5 +199,4 @@ def test_soak_takes_the_commands(line, monkeypatch):
 
 def test_no_command_is_forgotten():
     kinds = ("selectconv ", "torchrun ", "make ", "pip ", "python -m soak")
-    left = {plain(line) for line in COMMANDS} - {plain(line) for line in of_kind(*kinds)}
-    assert left == set(UNTRIED)
+    assert set(COMMANDS) - set(of_kind(*kinds)) == set(UNTRIED)

@@ -9,8 +9,8 @@ import argparse
 import sys
 
 from soak import architectures
-from soak.driver import WRONG, load_campaign, run_campaign, run_trial
-from soak.summary import CAMPAIGNS, write_page
+from soak.driver import WRONG, fill_page, load_campaign, run_campaign, run_trial
+from soak.summary import CAMPAIGNS, PAGE, describe_results
 
 OF_TIMM = ("architectures", "architectures_quick")
 
@@ -36,7 +36,7 @@ def main() -> int:
 def carry_out(name: str, options: argparse.Namespace) -> int:
     """Run one campaign, or one trial of it; returns how many trials went wrong."""
     if name == "summary":
-        write_page(options.seed)
+        fill_page(PAGE, "results", describe_results(options.seed))
         return 0
     if options.trial is not None:
         row = run_trial(name, options.seed, options.trial)
@@ -46,7 +46,7 @@ def carry_out(name: str, options: argparse.Namespace) -> int:
     count = options.count or campaign.COUNT
     rows = run_campaign(name, options.seed, range(count), again=options.again)
     if name in OF_TIMM:
-        architectures.write_page()
+        fill_page(architectures.PAGE, "steps", architectures.describe_steps())
     return sum(row["how"] in WRONG for row in rows.values())
 
 

@@ -17,12 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from soak.driver import CRASHED, HUNG, RESULTS, Ended, Wrong, results_of
+from soak.driver import CRASHED, HUNG, RESULTS, Ended, Wrong, one_line, results_of
 from soak.networks import ALL_THE_WAY, WITHOUT_ONNX, Walk, outputs
 
 LIST = Path(__file__).parent / "timm_networks.txt"
 PAGE = Path(__file__).parents[1] / "docs" / "convert.md"
-BEGIN, END = "<!-- begin of the steps -->", "<!-- end of the steps -->"
 COUNT = 400  # of the list, in which the small ones of each family come first
 LIMIT_S, CPU_LIMIT_S = 3600, 120  # wall clock, and what counts: a busy machine is no failure
 MOST_PARAMS, MOST_BYTES = 50_000_000, 12 << 30
@@ -187,7 +186,10 @@ def describe_steps(seed: int = 0, folder: Path = RESULTS) -> str:
     ]
     if stopped:
         lines += ["", "| not all the way | why |", "|---|---|"]
-        lines += [f"| {row['what']} | {_why(row)} |" for row in stopped]
+        lines += [
+            f"| {row['what']} | {one_line(row['how'] + ': ' + row.get('detail', ''), 100)} |"
+            for row in stopped
+        ]
     return "\n".join(lines)
 
 
@@ -198,15 +200,3 @@ def _count(family: str, tried: list[dict[str, Any]]) -> str:
 
 def _family(row: dict[str, Any]) -> str:
     return str(row["what"]).partition("/")[0]
-
-
-def _why(row: dict[str, Any]) -> str:
-    text = " ".join(f"{row['how']}: {row.get('detail', '')}".split()).replace("|", "/")
-    return text if len(text) <= 100 else text[:100] + " ..."
-
-
-def write_page(page: Path = PAGE) -> None:
-    """Replace the table of steps in the page."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n{describe_steps()}\n{END}{after}", encoding="utf-8")

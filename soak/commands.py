@@ -8,9 +8,9 @@ import contextlib
 import hashlib
 import json
 import math
+import multiprocessing
 import os
 import re
-import signal
 import sys
 import tempfile
 import time
@@ -28,6 +28,8 @@ RUN = (
     "--data", "digits", "--subset", "96", "--test-subset", "40", "--batch-size", "32",
     "--epochs", str(EPOCHS), "--gamma", "0.2", "--device", "cpu",
 )  # fmt: skip
+FORK = multiprocessing.get_context("fork")
+STREAMS = ("out", "err")
 CLOCKS = ("seconds", "images_per_second")  # what differs between any two runs
 LIMIT_S = 1200  # the machine may be busy
 
@@ -51,26 +53,15 @@ class Child:
 
     def __init__(self, words: Sequence[str], before: Callable[[], object] | None = None) -> None:
         import_all()
-        self.files = [tempfile.TemporaryFile("w+") for _ in range(2)]  # noqa: SIM115 - closed in poll
-        self.ended: Finished | None = None
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self.pid = os.fork()
-        if self.pid == 0:
-            _become(words, [file.fileno() for file in self.files], before)
+        self.folder = tempfile.TemporaryDirectory(prefix="soak-said-")
+        self.process = FORK.Process(target=_become, args=(words, self.folder.name, before))
+        self.process.start()
 
     def poll(self) -> Finished | None:
         """Return how it ended; None: it is still under way."""
-        if self.ended is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                texts = []
-                for file in self.files:
-                    file.seek(0)
-                    texts.append(file.read())
-                    file.close()
-                self.ended = Finished(os.waitstatus_to_exitcode(status), *texts)
-        return self.ended
+        if (code := self.process.exitcode) is None:
+            return None
+        return Finished(code, *(Path(self.folder.name, name).read_text() for name in STREAMS))
 
     def wait(self, cpu_limit_s: float = math.inf) -> Finished:
         """Wait for its end; one that does not end is killed, and wrong."""
@@ -84,15 +75,14 @@ class Child:
 
     def cpu_s(self) -> float:
         """Return the time that it has computed, which a busy machine does not change."""
-        if self.ended is not None:
+        if self.process.exitcode is not None:
             return 0.0
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def kill(self) -> Finished:
         """End it as a power cut does."""
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+        self.process.kill()
         return self.wait()
 
 
@@ -101,30 +91,16 @@ def run(*words: str | Path) -> Finished:
     return Child([str(word) for word in words]).wait()
 
 
-def _become(words: Sequence[str], files: list[int], before: Callable[[], object] | None) -> None:
+def _become(words: Sequence[str], folder: str, before: Callable[[], object] | None) -> None:
     """Be the command, in a child."""
-    code = 70
-    try:
-        os.dup2(files[0], 1)
-        os.dup2(files[1], 2)
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - as long as the child
-        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - likewise
-        if before is not None:
-            before()
-        from selectconv.__main__ import main
+    sys.stdout, sys.stderr = (open(f"{folder}/{name}", "w") for name in STREAMS)  # noqa: SIM115
+    os.dup2(sys.stdout.fileno(), 1)
+    os.dup2(sys.stderr.fileno(), 2)
+    if before is not None:
+        before()
+    from selectconv.__main__ import main
 
-        try:
-            code = main(list(words))
-        except SystemExit as end:
-            code = int(end.code or 0)
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        os._exit(code)
+    sys.exit(main(list(words)))
 
 
 @cache

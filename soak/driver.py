@@ -199,3 +199,17 @@ def _append(path: Path, row: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
+
+
+def fill_page(page: Path, name: str, text: str) -> None:
+    """Replace what stands between the marks of a page."""
+    begin, end = f"<!-- begin of the {name} -->", f"<!-- end of the {name} -->"
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, _, after = rest.partition(end)
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
+
+
+def one_line(text: str, most: int) -> str:
+    """Make a text a cell of a table."""
+    line = " ".join(text.split()).replace("|", "/").replace("<", "(").replace(">", ")")
+    return line if len(line) <= most else line[:most] + " ..."

@@ -31,7 +31,7 @@ def trial(number: int, draw: random.Random, scratch: Path) -> Ended:
     killed = ranks[victim].kill()
     time.sleep(2 * draw.random())
     if survivor.poll() is None:  # it has not noticed yet: torchrun tells it
-        os.kill(survivor.pid, signal.SIGTERM)
+        survivor.process.terminate()
     left = survivor.wait()
     line = check_survivor(what, left) if killed.code else ""
     ends = [rank.wait() for rank in start(out)]

@@ -4,12 +4,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from soak.driver import RESULTS, WRONG, load_campaign, results_of
+from soak.driver import RESULTS, WRONG, load_campaign, one_line, results_of
 
 # In the order in which they run.
 CAMPAIGNS = ("networks", "damage", "calls", "pairs", "kills", "full_disk", "ranks")
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
-BEGIN, END = "<!-- begin of the results -->", "<!-- end of the results -->"
 HEAD = "| campaign | wanted | trials | how they ended | wrong |\n|---|---|---|---|---|"
 MOST = 12  # findings that are listed
 
@@ -26,7 +25,7 @@ def describe_results(seed: int, folder: Path = RESULTS) -> str:
         lines += ["", "What went wrong (`python -m soak NAME --trial N` repeats it):", ""]
         lines += [
             f"- `{name}` {row['trial']}, {row['what'] or 'unknown'}: {row['how']}: "
-            f"{_one_line(row.get('detail', ''))}"
+            f"{one_line(row.get('detail', ''), 200)}"
             for name, row in wrong[:MOST]
         ]
     if len(wrong) > MOST:
@@ -48,16 +47,3 @@ def _describe(name: str, rows: list[dict[str, Any]]) -> str:
 
 def _counts(counter: Counter[str]) -> str:
     return ", ".join(f"{count} {how}" for how, count in counter.most_common())
-
-
-def _one_line(text: str) -> str:
-    line = " ".join(text.split()).replace("|", "/").replace("<", "(").replace(">", ")")
-    return line if len(line) <= 200 else line[:200] + " ..."
-
-
-def write_page(seed: int, page: Path = PAGE) -> None:
-    """Replace the results in the page."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    text = f"{before}{BEGIN}\n{describe_results(seed)}\n{END}{after}"
-    page.write_text(text, encoding="utf-8")

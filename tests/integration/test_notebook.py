@@ -20,10 +20,8 @@ def run_cell(source, space):
     )
 
 
-def test_it_runs_and_shows_tables_and_plots():
-    pyplot = pytest.importorskip("matplotlib.pyplot")
+def test_it_runs_and_shows_tables():
     pytest.importorskip("sklearn")
-    pyplot.switch_backend("Agg")
     space, shown = {}, []
     for cell in CELLS:
         if cell["cell_type"] == "code":
@@ -31,9 +29,7 @@ def test_it_runs_and_shows_tables_and_plots():
     tables = [value._repr_html_() for value in shown if hasattr(value, "_repr_html_")]
     assert len(tables) == 5  # describe, preview, a report, describe again, damage
     assert all(table.startswith("<table>") for table in tables)
-    assert len(pyplot.get_fignums()) == 1
     assert any(report.deallocated for report in space["reports"])
-    pyplot.close("all")
 
 
 def test_it_is_kept_without_outputs():

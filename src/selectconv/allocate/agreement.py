@@ -1,22 +1,14 @@
-"""How processes agree on an allocation: rank 0 decides; every rank gets its decision or error."""
+"""How processes agree: rank 0 decides, and every rank gets its decision or its error."""
 
-import json
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from selectconv.core.plan import AllocationPlan
 from selectconv.errors import AllocationError
 
-
-class Decided(NamedTuple):
-    """What was decided: a plan, and the state of the random numbers after it."""
-
-    plan: AllocationPlan
-    generator: Tensor
+Value = TypeVar("Value")
 
 
 def in_process_group() -> bool:
@@ -24,11 +16,11 @@ def in_process_group() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def agree(decide: Callable[[], Decided], device: torch.device) -> Decided:
-    """Let rank 0 decide, and give every rank its decision.
+def agree(decide: Callable[[], Value], device: torch.device) -> Value:
+    """Let rank 0 decide, and give every rank the value.
 
     Args:
-        decide: called on rank 0 only.
+        decide: called on rank 0 only; what it returns holds tensors of the CPU only.
         device: of the model, for backends that send from there.
 
     Raises:
@@ -36,40 +28,17 @@ def agree(decide: Callable[[], Decided], device: torch.device) -> Decided:
     """
     if not in_process_group():
         return decide()
-    message = b""
+    message: list[Any] = [None, None]  # the value, or what went wrong
     failed: Exception | None = None
     if dist.get_rank() == 0:
         try:
-            plan, generator = decide()
-            content = {"plan": plan.to_dict(), "generator": generator.tolist()}
+            message[0] = decide()
         except Exception as error:  # whatever it is, the other ranks wait for a message
             failed = error
-            content = {"error": str(error)}
-        message = json.dumps(content).encode()
-    size = torch.tensor([len(message)], device="cpu")
-    broadcast_tensors([size], device)
-    letters = torch.zeros(int(size), dtype=torch.uint8, device="cpu")
-    if message:
-        letters = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-    broadcast_tensors([letters], device)
-    if failed is not None:
-        raise failed
-    heard = json.loads(bytes(letters.numpy()))
-    if "error" in heard:
-        raise AllocationError(f"rank 0: {heard['error']}")
-    generator = torch.tensor(heard["generator"], dtype=torch.uint8, device="cpu")
-    return Decided(AllocationPlan.from_dict(heard["plan"]), generator)
-
-
-def broadcast_tensors(tensors: Sequence[Tensor], device: torch.device) -> None:
-    """Give every rank the values that rank 0 has in these tensors, in place."""
+            message[1] = f"rank 0: {error}"
     carrier = device if dist.get_backend() == "nccl" else torch.device("cpu")
-    # Not a set: the order must be the same in every process.
-    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        same = [tensor.detach() for tensor in tensors if tensor.dtype == dtype]
-        flat = torch.cat([tensor.flatten() for tensor in same]).to(carrier)
-        sent = flat.to(torch.uint8) if dtype == torch.bool else flat
-        dist.broadcast(sent, src=0)
-        parts = sent.split([tensor.numel() for tensor in same])
-        for tensor, part in zip(same, parts, strict=True):
-            tensor.copy_(part.view_as(tensor))
+    dist.broadcast_object_list(message, src=0, device=carrier)
+    value, wrong = message
+    if wrong is not None:
+        raise failed or AllocationError(wrong)
+    return value  # type: ignore[no-any-return]

@@ -12,22 +12,19 @@ from typing import Any, overload
 import torch
 from torch import nn
 
-from selectconv.allocate.agreement import Decided, agree
-from selectconv.allocate.averages import UnnamedAverages
+from selectconv.allocate.agreement import agree
 from selectconv.allocate.budget import Budget
-from selectconv.allocate.decision import decide
+from selectconv.allocate.decision import Decided, decide
 from selectconv.allocate.optimizer_state import decays
 from selectconv.allocate.preview import GammaTable, tabulate_gammas
-from selectconv.allocate.replicas import Replicas
+from selectconv.allocate.replicas import Replicas, UnnamedAverages
 from selectconv.allocate.report import AllocationReport, Log, read_log
 from selectconv.allocate.settings import AllocatorState, Settings
 from selectconv.checks import check_count, check_seed, warn
-from selectconv.core.layer import SelectConvNd
-from selectconv.core.models import count_slots, selective_layers, unwrap
+from selectconv.core.models import count_slots, unwrap
 from selectconv.core.plan import AllocationPlan
 from selectconv.core.threads import one_thread
 from selectconv.errors import AllocationError
-from selectconv.graph.example import as_arguments
 
 
 class ChannelAllocator:
@@ -107,19 +104,17 @@ class ChannelAllocator:
         )
         self.model = unwrap(model)
         self.optimizer = optimizer
-        if example_input is not None:
-            as_arguments(example_input)  # checks it
         self._example_input = example_input
-        if mode != "none" and not selective_layers(self.model):
+        self._replicas = Replicas(self.model, optimizer, followers)
+        self.layers = self._replicas.layers
+        if mode != "none" and not self.layers:
             raise AllocationError(
                 "`model` has no selective layers: call sc.convert(model) first, "
                 "or sc.create_model(..., selective=True)."
             )
-        self._replicas = Replicas(self.model, optimizer, followers)
-        self._averages = UnnamedAverages(self.layers, self._replicas.followers)
+        self._averages = UnnamedAverages(self._replicas)
         self.state = AllocatorState.fresh(self.layers, check_seed("seed", seed))
-        closes = self.settings.closes
-        if optimizer is not None and closes and not decays(optimizer, self.layers):
+        if optimizer and self.settings.closes and not decays(optimizer, self.layers):
             warn(
                 "`optimizer` has a weight decay of 0: weight decay makes slots fade; without it "
                 "few are ever de-allocated. Give the optimizer a weight_decay, such as 1e-4."
@@ -131,11 +126,6 @@ class ChannelAllocator:
             generator = self.state.make_generator()
             self._replicas.shift_everything(self.settings.rule.max_shift, generator)
             self.state = replace(self.state, generator=generator.get_state())
-
-    @property
-    def layers(self) -> dict[str, SelectConvNd]:
-        """The model's selective layers by name."""
-        return self._replicas.layers
 
     @property
     def last_epoch(self) -> int:
@@ -209,7 +199,7 @@ class ChannelAllocator:
         Args:
             gammas: compare these values instead of the allocator's own gamma. Returns a table of
                 the slots that a step would close at each, and of the layers and cost that would be
-                left. `print` it, or call `.plot()`. The cost is known if the allocator has an
+                left. `print` it. The cost is known if the allocator has an
                 `example_input` and the model can be counted.
         """
         epoch = self.last_epoch + 1

@@ -6,6 +6,7 @@ so the slots of all layers stand in one order, and what is left after closing th
 counted as `sc.count` counts it.
 """
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -15,19 +16,60 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selectconv.allocate.closing_queue import FLOOR, ClosingQueue
-from selectconv.allocate.cost_after import CostAfter
 from selectconv.allocate.settings import Settings
+from selectconv.allocate.solve_gamma import FLOOR, ClosingQueue
 from selectconv.checks import warn
 from selectconv.core.layer import SelectConvNd
+from selectconv.core.models import allocation_of, selective_layers
 from selectconv.core.plan import LayerPlan
-from selectconv.deploy.cost import Cost
+from selectconv.core.slots import new_family
+from selectconv.deploy.cost import Cost, CostCounter
+from selectconv.graph.dataflow import copy_model
 
-TOLERANCE = 0.01
-"""How far from the target, as a part of it, a run may end without a warning."""
-
+TOLERANCE = 0.01  # how far from the target, as a part of it, a run may end without a warning
 _NEAR = 1 + TOLERANCE / 2  # after the last acting epoch, only more than this is corrected
 _LOOK_AHEAD = 64  # slots further on in the queue that are tried to come nearer to a budget
+
+
+class CostAfter:
+    """Counts what a model would cost after a plan. The model itself is left alone.
+
+    Args:
+        model: a model with selective layers.
+        example_input: as for `sc.count`.
+
+    Raises:
+        CompressionError: the model cannot be copied or counted.
+    """
+
+    def __init__(self, model: nn.Module, example_input: Any) -> None:
+        copy = copy_model(model).eval()
+        self._layers = selective_layers(model)
+        self._copies = selective_layers(copy)
+        for layer in self._copies.values():
+            layer.family = new_family()  # not an average of the model, though its weights change
+        self._counter = CostCounter(copy, example_input)
+
+    @torch.no_grad()
+    def count(self, plans: Mapping[str, LayerPlan]) -> Cost:
+        """Count the model as it is now, and with these plans carried out."""
+        for name, layer in self._layers.items():
+            copy = self._copies[name]
+            for own, its in zip(allocation_of(copy), allocation_of(layer), strict=True):
+                own.copy_(its)
+            if name in plans:
+                copy.apply_plan(replace(plans[name], weight_seed=None))
+        return self._counter.count()
+
+    def count_fresh(self, kept: float) -> Cost:
+        """Count the model before any allocation, with this part of each group's slots open."""
+        for layer in self._copies.values():
+            width = layer.in_channels // layer.groups
+            is_open = torch.arange(width, device="cpu") < math.ceil(kept * width)
+            layer.gate.copy_(is_open.repeat(layer.groups))
+            layer.index.copy_(torch.arange(layer.in_channels))
+            layer.shifted.fill_(False)
+        return self._counter.count()
 
 
 class Budget:
@@ -106,8 +148,9 @@ class Budget:
         if epoch >= settings.num_steps and self._count({}) <= _NEAR * self.target:
             return {}
         queue = ClosingQueue(layers, settings.damage, protected)
-        if not settings.reopens or epoch + 1 >= settings.num_steps:
-            return self._close(queue, budget, is_last=epoch + 1 >= settings.num_steps)
+        is_last = epoch + 1 >= settings.num_steps
+        if not settings.reopens or is_last:
+            return self._close(queue, budget, is_last=is_last)
         # Room for what is re-opened: closed for the next epoch's fall as well.
         fall = (self.dense - self.target) / settings.num_steps
         by_gamma = int((queue.levels <= settings.gamma).sum())
@@ -130,11 +173,10 @@ class Budget:
 
     def _least_number(self, queue: ClosingQueue, budget: float) -> int:
         """Return the least number of slots, the first of the queue, that meets the budget."""
-
-        def is_met(number: int) -> bool:
-            return self._count(queue.plans(range(number))) <= budget
-
-        return bisect_left(range(len(queue)), True, key=is_met)
+        numbers = range(len(queue))
+        return bisect_left(
+            numbers, True, key=lambda number: self._count(queue.plans(range(number))) <= budget
+        )
 
     def _close(self, queue: ClosingQueue, budget: float, *, is_last: bool) -> dict[str, LayerPlan]:
         """Close slots until the budget is met, and re-open none."""
@@ -194,10 +236,8 @@ class Budget:
             sizes = Counter(name for _, _, name in order[:total])
             return {name: _cut(plan, sizes[name]) for name, plan in plans.items()}
 
-        def is_too_expensive(total: int) -> bool:
-            return self._count(cut(total)) > budget
-
-        return cut(bisect_left(range(1, len(order) + 1), True, key=is_too_expensive))
+        totals = range(1, len(order) + 1)
+        return cut(bisect_left(totals, True, key=lambda total: self._count(cut(total)) > budget))
 
 
 def _cut(plan: LayerPlan, size: int) -> LayerPlan:

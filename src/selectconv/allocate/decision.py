@@ -1,19 +1,25 @@
 """What an allocator would do at a step: a plan for each layer. Deciding changes nothing."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
-from selectconv.allocate.agreement import Decided
-from selectconv.allocate.auto_gamma import first_epoch, solve_gammas
 from selectconv.allocate.budget import Budget
 from selectconv.allocate.settings import AllocatorState, Settings
+from selectconv.allocate.solve_gamma import first_epoch, solve_gammas
 from selectconv.checks import warn
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.mean_source import ObservedMean
 from selectconv.core.plan import AllocationPlan
 from selectconv.errors import AllocationError, naming
+
+
+class Decided(NamedTuple):
+    """What was decided: a plan, and the state of the random numbers after it."""
+
+    plan: AllocationPlan
+    generator: Tensor
 
 
 def decide(

@@ -32,20 +32,15 @@ def param_groups(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
-    if weight_decay is not None:
-        weight_decay = check_non_negative("weight_decay", weight_decay)
-    shift_weight_decay = check_non_negative("shift_weight_decay", shift_weight_decay)
-    layers = selective_layers(model).values()
-    shift_ids = {id(layer.shift) for layer in layers if layer.shift is not None}
+    shift_ids = {id(layer.shift) for layer in selective_layers(model).values()}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
         raise ValueError("`model` has no parameters that require a gradient.")
-    others = [parameter for parameter in trained if id(parameter) not in shift_ids]
-    shifts = [parameter for parameter in trained if id(parameter) in shift_ids]
-    # A group that says nothing is decayed by the optimizer's own value.
-    decay = {} if weight_decay is None else {"weight_decay": weight_decay}
-    groups: list[dict[str, Any]] = [
-        {"params": others, **decay},
-        {"params": shifts, "weight_decay": shift_weight_decay},
-    ]
-    return [group for group in groups if group["params"]]
+    others: dict[str, Any] = {"params": [p for p in trained if id(p) not in shift_ids]}
+    if weight_decay is not None:  # otherwise the optimizer's own value acts
+        others["weight_decay"] = check_non_negative("weight_decay", weight_decay)
+    shifts = {
+        "params": [p for p in trained if id(p) in shift_ids],
+        "weight_decay": check_non_negative("shift_weight_decay", shift_weight_decay),
+    }
+    return [group for group in (others, shifts) if group["params"]]

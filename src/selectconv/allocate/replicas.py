@@ -1,17 +1,19 @@
 """A model, its followers and its optimizer: all of them get the same plan, or none does."""
 
 from collections.abc import Iterable
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
-from selectconv.allocate.agreement import broadcast_tensors, in_process_group
+from selectconv.allocate.agreement import agree, in_process_group
 from selectconv.allocate.optimizer_state import check_owns, check_state_by_parameter, state_of_slots
-from selectconv.core.allocation import draw_shift
+from selectconv.checks import warn
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import allocation_of, selective_layers, unwrap
 from selectconv.core.plan import AllocationPlan
-from selectconv.core.slots import zero_slots
+from selectconv.core.allocation import draw_shift
+from selectconv.core.slots import living_layers, new_family, zero_slots
 from selectconv.errors import AllocationError, naming
 
 
@@ -62,9 +64,15 @@ class Replicas:
         """Give every rank the allocation and the shifts of rank 0, whatever it had before."""
         if not in_process_group():
             return
-        for layers in (self.layers, *self.followers):
-            tensors = [tensor for layer in layers.values() for tensor in allocation_of(layer)]
-            broadcast_tensors(tensors, self.device)
+        own = [
+            tensor.detach()
+            for layers in (self.layers, *self.followers)
+            for layer in layers.values()
+            for tensor in allocation_of(layer)
+        ]
+        sent = agree(lambda: [tensor.cpu() for tensor in own], self.device)
+        for tensor, of_rank_0 in zip(own, sent, strict=True):
+            tensor.copy_(of_rank_0)
 
     def shift_everything(self, max_shift: float, generator: torch.Generator) -> None:
         """Give every slot a shift of its own (+S), unless a loaded model has them already."""
@@ -76,7 +84,7 @@ class Replicas:
                 continue
             slots, axes = layer.shift.shape
             drawn = draw_shift(slots, axes, max_shift, generator)
-            for own in (layer, *(layers[name] for layers in self.followers)):
+            for own in self._all(name):
                 assert own.shift is not None
                 own.shift.detach().copy_(drawn)
                 own.shifted.fill_(True)
@@ -94,13 +102,15 @@ class Replicas:
         self._check(plans)
         for plan in plans:
             for name, layer_plan in plan:
-                layer = self.layers[name]
-                for own in (layer, *(layers[name] for layers in self.followers)):
-                    own.apply_plan(layer_plan)
-                for tensor in (
-                    state_of_slots(self.optimizer, layer) if len(layer_plan.opened) else ()
-                ):
-                    zero_slots(tensor, layer.groups, layer_plan.opened)
+                for layer in self._all(name):
+                    layer.apply_plan(layer_plan)
+                if len(layer_plan.opened):
+                    for tensor in state_of_slots(self.optimizer, self.layers[name]):
+                        zero_slots(tensor, self.layers[name].groups, layer_plan.opened)
+
+    def _all(self, name: str) -> list[SelectConvNd]:
+        """Return the model's layer of this name, and those of its followers."""
+        return [self.layers[name], *(layers[name] for layers in self.followers)]
 
     def _check(self, plans: Iterable[AllocationPlan]) -> None:
         """Check plans that follow each other against the model and what the optimizer remembers."""
@@ -157,3 +167,43 @@ class Replicas:
                 f"they differ at {min(own ^ its)[0]!r}."
             )
         return layers
+
+
+class UnnamedAverages:
+    """Notices an average of the weights that is not among an allocator's followers.
+
+    An average is a copy of the model whose weights change although it has no gradients and has
+    loaded nothing. One layer speaks for all; its copies by `copy.deepcopy` have its `family`.
+
+    Args:
+        replicas: the model and its followers.
+    """
+
+    def __init__(self, replicas: Replicas) -> None:
+        for layers in replicas.followers:
+            for layer in layers.values():
+                layer.family = new_family()  # looked after: a copy of nobody's any more
+        trained = [layer for layer in replicas.layers.values() if layer.weight.requires_grad]
+        self._own = trained[0] if trained else None
+        self._seen = self._look()
+
+    def check(self) -> None:
+        """Warn, once, if a copy has changed since the last check."""
+        before, self._seen = self._seen, self._look()
+        if any(before.get(key, total) != total for key, total in self._seen.items()):
+            self._own = None
+            warn(
+                "a copy of the model has changed since the last step, and is not among "
+                "`followers`: if it is an average of the weights, pass it as followers=[copy]. "
+                "Without that it keeps averaging weights of channels that are no longer read."
+            )
+
+    def _look(self) -> dict[tuple[ref[SelectConvNd], int], float]:
+        """Return the sums of the copies' weights, by copy and number of states it has loaded."""
+        own = self._own
+        return {
+            (ref(layer), layer.num_loads): float(layer.weight.detach().double().sum())
+            for layer in list(living_layers)
+            if own is not None and layer.family == own.family and layer is not own
+            if layer.weight.grad is None and not layer.weight.is_meta
+        }

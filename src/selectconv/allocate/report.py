@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from selectconv.core.plan import AllocationPlan
-from selectconv.errors import AllocationError
+from selectconv.errors import AllocationError, naming
 from selectconv.files import read_json_lines
 from selectconv.tables import counted, html_table
 
@@ -102,20 +102,17 @@ def read_log(log: Log, *, epochs: int | None = None) -> list[AllocationReport]:
         AllocationError: the file cannot be read, or a row is damaged; the message says which.
     """
     if isinstance(log, str | PathLike):
-        where = f"{log}, line"
-        rows = enumerate(read_json_lines(Path(log), error=AllocationError), start=1)
-    elif isinstance(log, Mapping | Tensor) or not isinstance(log, Iterable):
+        where, rows = f"{log}, line", read_json_lines(Path(log), error=AllocationError)
+    elif isinstance(log, Iterable) and not isinstance(log, Mapping | Tensor):
+        where, rows = "row", list(log)
+    else:
         raise AllocationError(
             f"`log` must be the path of a jsonl file or its rows, got {type(log).__name__}."
         )
-    else:
-        where, rows = "row", enumerate(log)
     reports = []
-    for number, row in rows:
-        try:
+    for number, row in enumerate(rows, start=1):
+        with naming(f"{where} {number}"):
             reports.append(_read_row(row, epochs))
-        except AllocationError as error:
-            raise AllocationError(f"{where} {number}: {error}") from error
     return reports
 
 
@@ -128,8 +125,4 @@ def _read_row(row: Any, epochs: int | None) -> AllocationReport:
     if epochs is not None and (epoch is None or not 0 <= epoch < epochs):
         raise AllocationError(f"`epoch` must be from 0 to {epochs - 1}, got {epoch}.")
     plan = AllocationPlan.from_dict(row["layers"])
-    for name, layer in plan:
-        lowest = min([*layer.closed.tolist(), *layer.opened.tolist(), *layer.source.tolist(), 0])
-        if lowest < 0:
-            raise AllocationError(f"`{name}`: slots and channels count from 0, got {lowest}.")
     return AllocationReport(epoch, plan)

@@ -120,6 +120,8 @@ class LayerPlan:
             # operator.index refuses what int would round or read: 2.7, "3", infinity.
             rows = [(as_int(slot), as_int(source), shift) for slot, source, shift in plan["opened"]]
             closed = [as_int(slot) for slot in plan["closed"]]
+            if min([*closed, *(number for row in rows for number in row[:2])], default=0) < 0:
+                raise ValueError("slots and channels count from 0")
             shifts = [shift for *_, shift in rows]
             if any(shift is None for shift in shifts) and any(
                 shift is not None for shift in shifts

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import selectconv as sc
-from selectconv.allocate.auto_gamma import (
+from selectconv.allocate.settings import Settings
+from selectconv.allocate.solve_gamma import (
     CLOSE_ONLY,
     CLOSED_SHARE,
     MOST,
@@ -13,7 +14,6 @@ from selectconv.allocate.auto_gamma import (
     share_of_slots,
     solve_gammas,
 )
-from selectconv.allocate.settings import Settings
 
 
 @pytest.mark.parametrize(("epochs", "stop_at"), [(1, 0.5), (4, 0.5), (40, 0.5), (300, 0.3)])

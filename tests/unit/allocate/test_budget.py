@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import selectconv as sc
-from selectconv.allocate.closing_queue import FLOOR, ClosingQueue
+from selectconv.allocate.solve_gamma import FLOOR, ClosingQueue
 from selectconv.core.allocation import choose_dealloc
 from tiny_models import assert_same, conv_net, select_layers, snapshot, train
 

@@ -100,17 +100,6 @@ def test_tables_as_text_and_as_html(model):
     assert "&lt;" in html_table([("a",), ("<",)], right=())
 
 
-def test_plots_show_what_the_tables_say(model):
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    pyplot.switch_backend("Agg")
-    table = sc.ChannelAllocator(model, total_epochs=2, example_input=X).preview(gammas=[0.1, 1])
-    ax = table.plot()
-    slots = next(line for line in ax.get_lines() if "slots" in line.get_label())
-    assert slots.get_ydata() == pytest.approx([100 * row.open / 40 for row in table])
-    assert len(ax.get_lines()) == 3
-    pyplot.close("all")
-
-
 @pytest.mark.parametrize("gammas", [3, 0.1, "auto"])
 def test_gammas_must_be_a_list(gammas):
     model = sc.create_model("densenet40", selective=True, growth_rate=4, units=[1, 1, 1])

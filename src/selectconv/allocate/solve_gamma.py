@@ -1,4 +1,9 @@
-"""The open slots of all layers in one queue: the order in which a growing gamma closes them."""
+"""Gamma, solved for: the order in which a growing gamma closes slots, and `gamma="auto"`.
+
+A gamma that suits one network, weight decay and length of training closes nothing or far too much
+in another. A share of the slots means the same everywhere: with "auto", at most `SHARE` of the
+slots are closed over a training, and gamma is solved for at each step.
+"""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -6,12 +11,63 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from selectconv.allocate.settings import Settings
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.plan import LayerPlan
 from selectconv.errors import AllocationError, naming
 
-FLOOR = 0.1
-"""The part of its slots that a layer keeps open, whatever a budget asks for."""
+FLOOR = 0.1  # the part of its slots that a layer keeps open, whatever a budget or "auto" asks for
+SHARE = 0.6  # at most this part is closed and re-opened in a training; some count repeatedly
+CLOSED_SHARE = 0.2  # at most this part is closed in a training where none is re-opened
+# The paper's gamma, for layers that never re-open a slot in a model whose other layers do.
+CLOSE_ONLY = 1e-3
+# A step closes slots of a layer up to the damage of this many average slots of that layer: so
+# little is closed where nothing has faded. One gamma for all layers would close more in wide layers
+# than in narrow ones.
+MOST = 1.5
+_WARM_UP = 0.05  # the part of the training before the first step
+
+
+def first_epoch(settings: Settings) -> int:
+    """Return the first epoch whose step closes anything; a short training has none to lose."""
+    return min(math.floor(_WARM_UP * settings.total_epochs), max(settings.num_steps - 1, 0))
+
+
+def share_of_slots(settings: Settings, epoch: int) -> float:
+    """Return the part of all slots that the step after an epoch closes; it falls to zero."""
+    first = first_epoch(settings)
+    if not first <= epoch < settings.num_steps:
+        return 0.0
+    steps = settings.num_steps - first
+    total = SHARE if settings.reopens else CLOSED_SHARE
+    return total * 2 * (settings.num_steps - epoch) / (steps * (steps + 1))
+
+
+def solve_gammas(
+    settings: Settings,
+    layers: Mapping[str, SelectConvNd],
+    epoch: int,
+    protected: Mapping[str, Tensor],
+) -> dict[str, float]:
+    """Return a gamma for each of these layers: one that closes the epoch's share of the slots.
+
+    Raises:
+        AllocationError: NaN or infinite weights or statistics.
+        MeanSourceError: a layer that does not know its input's mean.
+    """
+    shared = {
+        name: layer
+        for name, layer in layers.items()
+        if not settings.reopens or (layer.shift is not None and layer.weight.requires_grad)
+    }
+    gammas = dict.fromkeys(layers, CLOSE_ONLY)
+    if shared:
+        slots = sum(layer.in_channels for layer in shared.values())
+        number = round(share_of_slots(settings, epoch) * slots)
+        solved = ClosingQueue(shared, settings.damage, protected).gamma_at(number)
+        for name, layer in shared.items():
+            gammas[name] = min(solved, MOST * layer.groups / layer.in_channels)
+    return gammas
 
 
 class ClosingQueue:

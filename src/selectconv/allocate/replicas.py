@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from selectconv.allocate.agreement import agree, in_process_group
 from selectconv.allocate.optimizer_state import check_owns, check_state_by_parameter, state_of_slots
 from selectconv.checks import warn
+from selectconv.core.allocation import draw_shift
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import allocation_of, selective_layers, unwrap
 from selectconv.core.plan import AllocationPlan
-from selectconv.core.allocation import draw_shift
 from selectconv.core.slots import living_layers, new_family, zero_slots
 from selectconv.errors import AllocationError, naming
 

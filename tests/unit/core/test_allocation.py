@@ -194,22 +194,6 @@ def test_choose_sources_follows_the_sequential_algorithm_in_distribution(case):
     assert pearson <= freedom + DEVIATIONS * math.sqrt(2 * freedom)
 
 
-@pytest.mark.parametrize("max_copies", [None, 3])
-def test_choose_sources_draws_from_the_generator_only(max_copies):
-    scores, index, gate = torch.arange(12.0), torch.arange(12), torch.arange(12) > 5
-    rule = ReallocRule(max_copies=max_copies)
-
-    def draw(seed):
-        return choose_sources(scores, index, gate, rule, torch.Generator().manual_seed(seed))[1]
-
-    before = torch.get_rng_state()
-    assert torch.equal(draw(1), draw(1))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert any(not torch.equal(draw(1), draw(seed)) for seed in range(2, 6))
-    choose_sources(scores, index, gate, rule)  # without one: torch's global generator
-    assert not torch.equal(torch.get_rng_state(), before)
-
-
 # Plans
 
 PLANS = {

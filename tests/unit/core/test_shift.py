@@ -221,18 +221,6 @@ class TestSelectChannels:
         assert shift.grad.any(dim=1).tolist() == [False, True, True, False, False]
         assert x.grad.flatten(2).any(dim=2).tolist() == [[True, True, False]]
 
-    def test_compiled_equals_eager(self):
-        x = torch.randn(2, 3, 3, 4, requires_grad=True)
-        gate, index, shift, shifted = allocation(2, torch.float32)
-        shift.requires_grad_()
-        compiled = torch.compile(select_channels, fullgraph=True, backend="aot_eager")
-        results = []
-        for function in (select_channels, compiled):
-            out = function(x, gate, index, shift, shifted)
-            results.append((out, *torch.autograd.grad(out.square().sum(), (x, shift))))
-        for eager, other in zip(*results, strict=True):
-            torch.testing.assert_close(other, eager)
-
     @pytest.mark.parametrize(
         ("name", "value", "error", "message"),
         [

@@ -119,11 +119,6 @@ class TestExpectedRelu:
         with pytest.raises(error, match=message):
             function(beta, gamma)
 
-    def test_broadcasts(self, function, oracle):
-        beta, gamma = torch.linspace(-2, 2, 6).view(2, 3), torch.tensor([1.0, 0.5, 0.0])
-        assert torch.equal(function(beta, gamma), function(beta, gamma.expand(2, 3)))
-        assert function(torch.tensor(0.5), gamma).shape == (3,)
-
 
 def test_expected_relu_does_not_cancel_left_of_zero():
     beta = torch.arange(-35, -20, 0.25, dtype=torch.float64)
@@ -233,9 +228,6 @@ class TestExpectedActivation:
         assert beta.tolist() == [-1.0, 1.0]
         assert gamma.tolist() == [0.5, 2.0]
 
-    def test_no_channels(self):
-        assert expected_activation(torch.zeros(0), torch.zeros(0), nn.ReLU6()).shape == (0,)
-
     @pytest.mark.parametrize("function", [expected_activation, expected_square_activation])
     @pytest.mark.parametrize("act", [nn.ReLU6(), nn.PReLU(), F.silu, F.relu, None])
     @pytest.mark.parametrize(
@@ -262,13 +254,6 @@ class TestExpectedActivation:
     def test_refuses_what_is_not_an_activation(self):
         with pytest.raises(TypeError, match=r"`act` .*got 3"):
             expected_activation(torch.zeros(4), torch.ones(4), 3)
-
-    @pytest.mark.parametrize("act", [None, F.relu, F.relu6])
-    def test_refuses_what_is_not_a_pair_of_moments(self, act):
-        with pytest.raises(ValueError, match=r"shapes that broadcast, got \(2,\) and \(3,\)"):
-            expected_activation(torch.zeros(2), torch.ones(3), act)
-        with pytest.raises(TypeError, match=r"`beta` must be a tensor, got float"):
-            expected_square_activation(0.0, torch.ones(3), act)
 
 
 class TestEcdm:
@@ -344,10 +329,6 @@ class TestNormalizeEcdm:
     def test_by_hand(self):
         damage = torch.tensor([[1.0, 0.0, -2.0], [-3.0, 0.0, 2.0]])
         assert normalize_ecdm(damage).tolist() == [[0.25, 0.0, 0.5], [0.75, 0.0, 0.5]]
-
-    def test_the_sign_does_not_matter(self):
-        damage = torch.randn(5, 4)
-        assert torch.equal(normalize_ecdm(-damage), normalize_ecdm(damage.abs()))
 
     @pytest.mark.parametrize("size", [1e38, 3.4e38, 1.0, 1e-30, 1e-38, 1e-44], ids=str)
     def test_columns_of_any_size_sum_to_one(self, size):

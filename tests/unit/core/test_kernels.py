@@ -255,16 +255,6 @@ def test_a_layer_trains_after_it_was_first_run_in_inference_mode():
         assert torch.equal(one, other)
 
 
-def test_a_model_trains_as_on_its_simple_path():
-    model, x = moved_model(), torch.randn(4, 3, 8, 8)
-    exact = copy.deepcopy(model).double()
-    ours = loss_and_gradients(model, x)
-    with kernels.simple_path():
-        theirs = loss_and_gradients(exact, x.double())
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-3)
-
-
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_second_derivatives(kernel):
     layer, x = moved_layer(kernel=kernel), torch.randn(2, 8, 4, 4, requires_grad=True)

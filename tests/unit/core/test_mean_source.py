@@ -254,15 +254,6 @@ def test_an_empty_batch_is_not_counted():
     assert int(layer.observed_batches) == 0
 
 
-def test_an_unbatched_input_is_a_batch_of_one():
-    alone, batched = observing_layer(), observing_layer()
-    x = torch.randn(3, 4, 5)
-    alone(x)
-    batched(x[None])
-    assert torch.equal(alone.observed_mean, batched.observed_mean)
-    assert torch.equal(alone.observed_var, batched.observed_var)
-
-
 def test_an_input_that_the_conv_refuses_is_not_observed():
     layer = observing_layer()
     with pytest.raises(RuntimeError, match="to have 3 channels"):
@@ -289,15 +280,6 @@ def test_observing_records_no_graph_and_leaves_the_input_alone():
     layer(x).sum().backward()
     assert not layer.observed_mean.requires_grad
     assert x._version == version
-
-
-def test_the_observed_moments_follow_the_slots():
-    layer = observing_layer()
-    layer(torch.arange(3.0).view(1, 3, 1, 1).expand(2, 3, 4, 4))
-    layer.index.copy_(torch.tensor([0, 2, 2]))
-    layer.gate.copy_(torch.tensor([True, True, False]))
-    assert layer.input_mean().tolist() == [0.0, 2.0, 0.0]
-    assert layer.observed_mean.tolist() == [0.0, 1.0, 2.0]  # of channels, not of slots
 
 
 @pytest.mark.parametrize("momentum", [-0.1, 1.5, math.nan])

@@ -54,6 +54,9 @@ def run(options: Namespace) -> None:
     if not options.holdout:
         result = {"test_loss": result["loss"], "test_error": result["error"]}
     if is_first_process():
-        words = [f"{name.replace('_', ' ')} {value:.6g}" for name, value in result.items()]
+        words = [
+            f"{name.replace('_', ' ')} {value:.6g}{' %' if 'error' in name else ''}"
+            for name, value in result.items()
+        ]
         row = {"weights": trained.weights.name, **result}
         print(json.dumps(row) if options.json else f"{trained.weights}: {', '.join(words)}")

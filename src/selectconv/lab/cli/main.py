@@ -76,8 +76,8 @@ def _answer(words: Sequence[str]) -> int:
     """Do what the words say; what goes wrong becomes one line and an exit code."""
     try:
         return _run(*words)
-    except SystemExit:  # argparse has printed a verb's help
-        return 0
+    except SystemExit as end:  # argparse has printed a verb's help
+        return int(bool(end.code))
     except BrokenPipeError:  # the reader of our output has left
         return 1
     except KeyboardInterrupt as error:

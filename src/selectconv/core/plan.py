@@ -25,7 +25,10 @@ def as_slots(slots: Tensor | Iterable[int], inputs: int) -> Tensor:
         TypeError: a slot is not an integer.
     """
     is_bare = isinstance(slots, Iterable) and not hasattr(slots, "__getitem__")  # sets
-    given = torch.as_tensor(list(slots) if is_bare else slots)
+    try:
+        given = torch.as_tensor(list(slots) if is_bare else slots)
+    except (RuntimeError, TypeError, ValueError):
+        raise TypeError(f"`slots` must be integers, got {slots!r:.60}.") from None
     if given.numel() and (given.dtype.is_floating_point or given.dtype in _NO_INTEGERS):
         raise TypeError(f"`slots` must be integers, got {given.dtype}.")
     given = given.flatten().to("cpu", torch.int64)
@@ -123,11 +126,7 @@ class LayerPlan:
             if min([*closed, *(number for row in rows for number in row[:2])], default=0) < 0:
                 raise ValueError("slots and channels count from 0")
             shifts = [shift for *_, shift in rows]
-            if any(shift is None for shift in shifts) and any(
-                shift is not None for shift in shifts
-            ):
-                raise ValueError("some slots have a shift and some have none")
-            has_shift = bool(rows) and shifts[0] is not None
+            has_shift = any(shift is not None for shift in shifts)  # torch refuses None among them
             seed = plan.get("weight_seed")
             return cls(
                 closed=torch.tensor(closed, dtype=torch.int64, device="cpu"),

@@ -154,7 +154,7 @@ def _shift_axis(x: Tensor, b: Tensor, dim: int) -> Tensor:
 
 
 def memory_format(x: Tensor) -> torch.memory_format:
-    """Return the channels-last format where `x` (N, C, ...) has it; what is both has planes."""
+    """Return the channels-last format if `x` (N, C, ...) has that and is not contiguous as well."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.ndim)
     if last is None or x.is_contiguous() or not x.is_contiguous(memory_format=last):
         return torch.contiguous_format

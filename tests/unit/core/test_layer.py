@@ -661,6 +661,7 @@ def test_close_takes_any_integers(slots):
         ([2, 8], AllocationError, r"`slots` names \[8\]; the layer has 0 to 7"),
         ([-1], AllocationError, r"`slots` names \[-1\]"),
         ([1.0], TypeError, "`slots` must be integers, got torch.float32"),
+        (["a"], TypeError, "`slots` must be integers, got"),
         ([1j], TypeError, "`slots` must be integers, got torch.complex64"),
         (torch.ones(8, dtype=torch.bool), TypeError, "`slots` must be integers, got torch.bool"),
         ([True, False], TypeError, "`slots` must be integers, got torch.bool"),

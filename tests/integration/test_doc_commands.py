@@ -124,7 +124,7 @@ def reader(place, monkeypatch):
     """Someone who types the commands there. Times are not measured: tests of estimates do that."""
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(str(place))
-    monkeypatch.setattr(estimate, "seconds_per_image", lambda config, info: 1e-3)
+    monkeypatch.setattr(estimate, "seconds_per_image", lambda model, config, info: 1e-3)
     monkeypatch.setattr(
         duration, "estimate_seconds", lambda runs, threads: {run.name: 60.0 for run in runs}
     )

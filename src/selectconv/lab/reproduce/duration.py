@@ -6,7 +6,7 @@ from selectconv.core.threads import using
 from selectconv.deploy.cost import count_macs
 from selectconv.lab.reproduce.grid import PlannedRun
 from selectconv.lab.train.estimate import count_images, seconds_per_image
-from selectconv.lab.train.network import build_plain
+from selectconv.lab.train.network import build_model, build_plain
 from selectconv.lab.train.run_data import describe_data
 
 _START_S = 3.0  # each run is a process of its own, which imports torch first
@@ -16,7 +16,7 @@ def estimate_seconds(runs: Iterable[PlannedRun], threads: int) -> dict[str, floa
     """Estimate each run's seconds, by name, from steps timed now.
 
     Each network is timed once with each method. For images of another size the time is scaled by
-    the multiply-adds. CPU time is counted, as on idle cores, whatever else runs now.
+    the multiply-adds.
 
     Args:
         runs: the planned runs.
@@ -33,7 +33,8 @@ def estimate_seconds(runs: Iterable[PlannedRun], threads: int) -> dict[str, floa
             if shaped not in macs:
                 macs[shaped] = count_macs(build_plain(config, info), info.shape)
             if trained not in rates:
-                rates[trained] = seconds_per_image(config, info) / macs[shaped]
+                timed = seconds_per_image(build_model(config, info), config, info)
+                rates[trained] = timed / macs[shaped]
             seconds = rates[trained] * macs[shaped] * count_images(config, info)
             estimates[run.name] = _START_S + seconds
     return estimates

@@ -1,8 +1,6 @@
 """The plan of a run, printed before it starts: what it will do, and about how long it takes."""
 
-import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,20 +14,17 @@ from selectconv.core.allocation import draw_shift
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers
 from selectconv.core.plan import LayerPlan
-from selectconv.core.threads import using
-from selectconv.deploy.cost import count_macs, count_params
+from selectconv.deploy.cost import count_params
 from selectconv.lab.data.image_set import DatasetInfo
 from selectconv.lab.data.registry import check_amounts, find_dataset
 from selectconv.lab.train.config import TrainConfig
 from selectconv.lab.train.device import choose_device
 from selectconv.lab.train.loop import build_optimizer
-from selectconv.lab.train.network import build_model, build_plain, check_network
+from selectconv.lab.train.network import build_model, check_network
 from selectconv.lab.train.run_data import describe_data
 from selectconv.tables import counted
 
-# Most multiply-adds of a timed forward pass: seconds even for the largest network.
-_MOST_MACS = 5e9
-_REPEATS = 5
+_REPEATS = 3
 _TEST_SHARE = 1 / 3  # testing computes forward only
 # How many slots a training re-allocates: Section 3.3's fifth of what +S shifts.
 _MOVED_SHARE = 0.2
@@ -44,29 +39,27 @@ def announce(config: TrainConfig, folder: Path, console: Console) -> None:
     is_missing = find_dataset(config.data, config.data_root) is None
     check_amounts(info, config.subset, config.test_subset, holdout=config.holdout)
     check_network(config, info)
-    train_images = config.subset or info.num_train
-    seconds = seconds_per_image(config, info) * count_images(config, info)
+    with torch.random.fork_rng():
+        model = build_model(config, info)
     table = Table.grid("", Column(overflow="fold"), padding=(0, 2))  # paths are shown whole
-    parameters = count_params(build_model(config, info))
-    images = "x".join(map(str, info.shape))
-    table.add_row("network", f"{config.model}, {parameters:,} parameters")
-    test_images = f"{config.test_subset or info.num_test:,} test images"
-    if not info.num_test:
-        test_images = "no test images: no error is measured"
-    table.add_row("data", f"{config.data}, {train_images:,} training and {test_images}, {images}")
+    table.add_row("network", f"{config.model}, {count_params(model):,} parameters")
+    train_images = config.subset or info.num_train
+    tested = "no test images: no error is measured"
+    if info.num_test:
+        tested = f"{config.test_subset or info.num_test:,} test images"
+    shape = "x".join(map(str, info.shape))
+    table.add_row("data", f"{config.data}, {train_images:,} training and {tested}, {shape}")
     if is_missing:
         table.add_row("", "not found on this machine: the run fetches it, or says what to do")
     table.add_row("method", describe_method(config))
-    steps = -(-train_images // config.batch_size)
-    table.add_row(
-        "training",
-        f"{counted(config.epochs, 'epoch')} of {counted(steps, 'step')} of "
-        f"{counted(config.batch_size, 'image')}, lr {config.lr}",
-    )
-    threads = torch.get_num_threads()
-    words = counted(threads, "thread")
-    table.add_row("device", f"{device}, {config.precision}, {words}")
+    steps = counted(-(-train_images // config.batch_size), "step")
+    batch = counted(config.batch_size, "image")
+    epochs = counted(config.epochs, "epoch")
+    table.add_row("training", f"{epochs} of {steps} of {batch}, lr {config.lr}")
+    threads = counted(torch.get_num_threads(), "thread")
+    table.add_row("device", f"{device}, {config.precision}, {threads}")
     table.add_row("folder", str(folder))
+    seconds = seconds_per_image(model, config, info) * count_images(config, info)
     table.add_row("takes", f"about {describe_duration(seconds)}")
     console.print(table, highlight=False)
 
@@ -100,17 +93,42 @@ def describe_duration(seconds: float) -> str:
     return f"{seconds:.0f} seconds" if seconds >= 1.5 else "a second"
 
 
-def allocate_as_trained(model: nn.Module, config: TrainConfig) -> None:
-    """Shift every slot (+S), or move a part of those that the method re-allocates."""
+def seconds_per_image(model: nn.Module, config: TrainConfig, info: DatasetInfo) -> float:
+    """Time some training steps of a new network, which is of no more use, on random images.
+
+    It is allocated as a training may leave it: moved slots take time that a fresh network does not.
+    """
+    device = choose_device(config)
     method = config.method_info
-    if method.shifts and not method.moves:
-        ChannelAllocator(model, total_epochs=1, mode=method.name)
-    if not method.moves:
-        return
-    generator = torch.Generator().manual_seed(0)
-    for layer in selective_layers(model).values():
-        if layer.shift is not None:
-            reallocate(layer, _MOVED_SHARE, generator, use_shift=method.shifts)
+    with torch.random.fork_rng():
+        if method.moves:
+            generator = torch.Generator().manual_seed(0)
+            for layer in selective_layers(model).values():
+                if layer.shift is not None:
+                    reallocate(layer, _MOVED_SHARE, generator, use_shift=method.shifts)
+        elif method.shifts:
+            ChannelAllocator(model, total_epochs=1, mode=method.name)
+        model = model.to(device)
+        optimizer = build_optimizer(config, model)
+
+        def time_step(count: int) -> float:
+            images = torch.randn(count, *info.shape, device=device)
+            if config.channels_last:
+                images = images.contiguous(memory_format=torch.channels_last)
+            labels = torch.randint(info.num_classes, (count,), device=device)
+            started = time.perf_counter()
+            F.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if device.type != "cpu":
+                torch.accelerator.synchronize()
+            return time.perf_counter() - started
+
+        # As many images as take about half a second; the first step warms up.
+        few = min(2, config.batch_size)
+        quick = min(time_step(few) for _ in range(2))
+        count = max(few, min(config.batch_size, int(few * 0.5 / quick)))
+        return min(time_step(count) for _ in range(_REPEATS)) / count
 
 
 def reallocate(
@@ -124,58 +142,4 @@ def reallocate(
     shift = draw_shift(len(moved), layer.weight.ndim - 2, _MAX_SHIFT, generator)
     # R^random: with weights of zero, nothing would flow back through the moved slots.
     shifts = shift if use_shift else None
-    plan = LayerPlan(moved, moved, sources[chosen], shifts, weight_seed=0)
-    layer.apply_plan(plan)
-
-
-def seconds_per_image(config: TrainConfig, info: DatasetInfo) -> float:
-    """Time some training steps on random images with a network of its own.
-
-    It is allocated as a training may leave it: moved slots take time that a fresh network does not.
-    """
-    device = choose_device(config)
-    with torch.random.fork_rng():
-        macs = count_macs(build_plain(config, info), info.shape)
-        count = max(1, min(config.batch_size, int(_MOST_MACS / macs)))
-        model = build_model(config, info)
-        allocate_as_trained(model, config)
-        model = model.to(device)
-        optimizer = build_optimizer(config, model)
-        images = torch.randn(count, *info.shape, device=device)
-        if config.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
-        labels = torch.randint(info.num_classes, (count,), device=device)
-
-        def step() -> None:
-            F.cross_entropy(model(images), labels).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return _time_step(step, device) / count
-
-
-def _time_step(step: Callable[[], None], device: torch.device) -> float:
-    """Time a step with all threads and, on the CPU, with one; return the shorter time.
-
-    Threads that wait for each other on a busy machine count CPU time for nothing: several then
-    seem slower than one.
-    """
-    threads = torch.get_num_threads()
-    seconds = []
-    for tried in {threads, 1} if device.type == "cpu" else {threads}:
-        with using(tried):
-            times = []
-            for _ in range(_REPEATS + 1):
-                started = _now(device)
-                step()
-                times.append(_now(device) - started)
-        seconds.append(statistics.median(times[1:]))  # the first one warms up
-    return min(seconds)
-
-
-def _now(device: torch.device) -> float:
-    """Return seconds that other programs on the machine do not stretch, where that is possible."""
-    if device.type == "cpu":
-        return time.process_time() / torch.get_num_threads()
-    torch.accelerator.synchronize()
-    return time.perf_counter()
+    layer.apply_plan(LayerPlan(moved, moved, sources[chosen], shifts, weight_seed=0))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from selectconv.core.models import selective_layers
@@ -32,13 +32,43 @@ def build_model(config: TrainConfig, info: DatasetInfo) -> nn.Module:
         TypeError, ValueError: the network or one of its options does not exist.
         ConversionError: no conv of an external network can be selective.
     """
-    build = _build_external if is_external(config.model) else _build_of_zoo
-    return in_layout(build(config, info), config)
+    method = config.method_info
+    options = {**method.network_options, **config.model_options}
+    if is_external(config.model):
+        model = _build_external(config, info)
+        if method.is_selective:
+            of_convert = {name: options[name] for name in _OF_CONVERT if name in options}
+            model = convert(model, torch.zeros(1, *info.shape), **of_convert)
+        return in_layout(model, config)
+    model = create_model(
+        config.model,
+        num_classes=info.num_classes,
+        in_channels=info.shape[0],
+        selective=method.is_selective,
+        **{"stem": _stem_for(info), **options},
+    )
+    return in_layout(model, config)
 
 
 def build_plain(config: TrainConfig, info: DatasetInfo) -> nn.Module:
     """Build the plain network of the same kind, which a run is compared with."""
     return build_model(replace(config, method="plain", target_macs=None, target_params=None), info)
+
+
+def in_layout(model: nn.Module, config: TrainConfig) -> nn.Module:
+    """Return the model with its weights in the run's memory format."""
+    if config.channels_last:
+        # A keyword that torch has and its type stubs do not.
+        model = cast(Any, model).to(memory_format=torch.channels_last)
+    return model
+
+
+def _stem_for(info: DatasetInfo) -> str:
+    """Return the stem that fits the images: the paper's for 32, 64 and 224 pixels."""
+    size = info.shape[1]
+    if info.classes:  # the user's own, of any size
+        return "cifar" if size < 48 else "tiny" if size < 112 else "imagenet"
+    return {"tiny-imagenet": "tiny", "imagenet": "imagenet"}.get(info.name, "cifar")
 
 
 @dataclass(frozen=True)
@@ -102,38 +132,6 @@ def load_network(config: TrainConfig, info: DatasetInfo, weights: Path) -> nn.Mo
     return in_layout(model, config).eval()
 
 
-def in_layout(model: nn.Module, config: TrainConfig) -> nn.Module:
-    """Return the model with its weights in the run's memory format."""
-    if config.channels_last:
-        # A keyword that torch has and its type stubs do not.
-        model = cast(Any, model).to(memory_format=torch.channels_last)
-    return model
-
-
-def _build_of_zoo(config: TrainConfig, info: DatasetInfo) -> nn.Module:
-    options: dict[str, Any] = {
-        "stem": _stem_for(info),
-        "realloc": "pointwise",
-        **config.method_info.network_options,
-        **config.model_options,
-    }
-    return create_model(
-        config.model,
-        num_classes=info.num_classes,
-        in_channels=info.shape[0],
-        selective=config.method_info.is_selective,
-        **options,
-    )
-
-
-def _stem_for(info: DatasetInfo) -> str:
-    """Return the stem that fits the images: the paper's for 32, 64 and 224 pixels."""
-    size = info.shape[1]
-    if info.classes:  # the user's own, of any size
-        return "cifar" if size < 48 else "tiny" if size < 112 else "imagenet"
-    return {"tiny-imagenet": "tiny", "imagenet": "imagenet"}.get(info.name, "cifar")
-
-
 def check_network(config: TrainConfig, info: DatasetInfo) -> None:
     """Run a network from outside the zoo, which is thrown away, on two images.
 
@@ -146,43 +144,23 @@ def check_network(config: TrainConfig, info: DatasetInfo) -> None:
     if not is_external(config.model):
         return
     with torch.random.fork_rng():
-        model = _build_outside(config, info)
+        model = _build_external(config, info)
         if selective_layers(model):
             raise ValueError(
                 f"`model` {config.model!r} must return a plain network, got one with selective "
                 "layers: leave out sc.convert, since `method` decides what is converted."
             )
         for training in (False, True):
-            _check_answer(_run(model.train(training), config, info), config, info)
+            answer = _run(model.train(training), config, info)
+            got = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+            if got != (_IMAGES, info.num_classes):
+                raise ValueError(
+                    f"`model` {config.model!r} must return a tensor (N, {info.num_classes}), one "
+                    f"score for each class of {info.name}; for {_IMAGES} images it returned {got}."
+                )
 
 
-def _check_answer(answer: Any, config: TrainConfig, info: DatasetInfo) -> None:
-    got = f"a {type(answer).__name__}"
-    if isinstance(answer, torch.Tensor):
-        if answer.shape == (_IMAGES, info.num_classes):
-            return
-        got = f"one of shape {tuple(answer.shape)}"
-    raise ValueError(
-        f"`model` {config.model!r} must return a tensor (N, {info.num_classes}), one score for "
-        f"each class of {info.name}; for {_IMAGES} images it returned {got}."
-    )
-
-
-def _run(model: nn.Module, config: TrainConfig, info: DatasetInfo) -> Any:
-    """Run a network on images of zeros."""
-    images = torch.zeros(_IMAGES, *info.shape)
-    try:
-        with torch.no_grad():
-            return model(images)
-    except Exception as error:  # of a network that is not ours
-        shape = ", ".join(map(str, ("N", *info.shape)))
-        raise ValueError(
-            f"`model` {config.model!r} must take images of shape ({shape}) and return a tensor "
-            f"(N, {info.num_classes}); it fails with {type(error).__name__}: {error}"
-        ) from error
-
-
-def _build_outside(config: TrainConfig, info: DatasetInfo) -> nn.Module:
+def _build_external(config: TrainConfig, info: DatasetInfo) -> nn.Module:
     """Build a network that is not of the zoo, as it comes; lazy modules get their parameters."""
     options = {key: v for key, v in config.model_options.items() if key not in _OF_CONVERT}
     model = build_external(
@@ -194,10 +172,14 @@ def _build_outside(config: TrainConfig, info: DatasetInfo) -> nn.Module:
     return model
 
 
-def _build_external(config: TrainConfig, info: DatasetInfo) -> nn.Module:
-    model = _build_outside(config, info)
-    if not config.method_info.is_selective:
-        return model
-    options = {**config.method_info.network_options, **config.model_options}
-    of_convert = {name: options[name] for name in _OF_CONVERT if name in options}
-    return convert(model, torch.zeros(1, *info.shape), **of_convert)
+@torch.no_grad()
+def _run(model: nn.Module, config: TrainConfig, info: DatasetInfo) -> Any:
+    """Run a network on images of zeros."""
+    try:
+        return model(torch.zeros(_IMAGES, *info.shape))
+    except Exception as error:  # of a network that is not ours
+        shape = ", ".join(map(str, ("N", *info.shape)))
+        raise ValueError(
+            f"`model` {config.model!r} must take images of shape ({shape}) and return a tensor "
+            f"(N, {info.num_classes}); it fails with {type(error).__name__}: {error}"
+        ) from error

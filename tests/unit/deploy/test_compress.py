@@ -1,7 +1,6 @@
 """Compressed models compute what masked ones do, and nothing is kept that nobody reads."""
 
 import copy
-import operator
 import pickle
 
 import pytest
@@ -13,8 +12,7 @@ from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 import selectconv as sc
 from architectures import ARCHITECTURES
 from scrambled import Magnified, assert_compresses_the_same, scramble
-from selectconv.core.layer import SelectConvNd
-from tiny_models import CONVS, Net, assert_same, conv_net, images, outputs, silence, snapshot, train
+from tiny_models import CONVS, Net, assert_same, conv_net, images, outputs, snapshot
 
 ZOO = {
     "densenet40": {"growth_rate": 4, "units": (2, 2, 2)},
@@ -351,28 +349,6 @@ def test_compressing_again_changes_nothing():
     assert sum(p.numel() for p in again.parameters()) == sum(p.numel() for p in small.parameters())
 
 
-def test_no_cliff():
-    model = conv_net()
-    optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.05, momentum=0.9, weight_decay=1e-4)
-    allocator = sc.ChannelAllocator(model, optimizer, total_epochs=10, gamma=0.1)
-    for epoch in range(4):
-        silence(model)
-        allocator.step(epoch)
-        train(model, optimizer, seed=epoch)
-    assert sum(row.moved + row.closed for row in sc.describe(model)) > 0
-    small = sc.compress(model, images()[0])
-    x = images(64, seed=99)[0]
-    with torch.no_grad():
-        assert torch.equal(small(x).argmax(1), model.eval()(x).argmax(1))
-
-
-def test_a_compressed_model_can_be_trained():
-    model = scramble(sc.create_model("densenet40", selective=True, **ZOO["densenet40"]), closed=0.6)
-    small = sc.compress(model, torch.randn(2, 3, 8, 8)).train()
-    small(torch.randn(4, 3, 8, 8)).sum().backward()
-    assert all(parameter.grad is not None for parameter in small.parameters())
-
-
 def compressed(name):
     """A converted and compressed network of another library, and an input of it."""
     architecture = ARCHITECTURES[name]
@@ -413,22 +389,6 @@ def test_a_compressed_model_is_taken_by_torchs_tools():
     prepared = prepare_fx(small, qconfigs, (x,))
     prepared(x)
     assert (convert_fx(prepared)(x) - y).norm() < 0.1 * y.norm()
-
-
-def test_norms_that_are_called_as_functions_keep_their_state():
-    class Norm(nn.BatchNorm2d):
-        def forward(self, x):
-            return F.batch_norm(
-                x, self.running_mean, self.running_var, self.weight, self.bias, self.training,
-                self.momentum, self.eps,
-            )  # fmt: skip
-
-    model = nn.Sequential(nn.Conv2d(3, 8, 1), Norm(8, momentum=0.3, eps=0.01), select())
-    model(torch.randn(4, 3, 6, 6))
-    model[2].close([0, 1])
-    small = assert_compresses_the_same(model.eval(), torch.randn(2, 3, 6, 6))
-    (norm,) = (module for module in small.modules() if isinstance(module, nn.BatchNorm2d))
-    assert (norm.num_features, norm.momentum, norm.eps) == (6, 0.3, 0.01)
 
 
 def test_a_functional_norm_that_is_called_twice_stays_one():
@@ -567,13 +527,6 @@ def test_refuses_what_tracing_does_not_see():
 def test_refuses_bad_arguments(model, options, error, message):
     with pytest.raises(error, match=message):
         sc.compress(model, torch.zeros(1, 3, 8, 8), **options)
-
-
-def test_nothing_selective_is_needed():
-    model = conv_net(convert=False).eval()
-    small = assert_compresses_the_same(model, images()[0])
-    assert not any(isinstance(module, SelectConvNd) for module in small.modules())
-    assert any(node.target is operator.add for node in small.graph.nodes) is False
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import selectconv as sc
-from selectconv.deploy.layout import channel_axis, is_channel_operand, plan_layout
-from selectconv.graph.dataflow import Kind, trace_dataflow
+from selectconv.deploy.layout import plan_layout
+from selectconv.deploy.parts import narrow
+from selectconv.graph.dataflow import trace_dataflow
 from tiny_models import Net
 
 X = torch.zeros(1, 3, 6, 6)
@@ -125,28 +126,24 @@ def test_convs_that_join_shifted_channels_read_whole_blocks(head, round_to, chan
     assert len(kept(net, None)["_0"]) == 6
 
 
-def test_parts_and_pieces_of_a_layout():
-    def run(net, x):
-        y = torch.cat([net.a(x), net.a(x)], 1)
-        return net.last(net.scale * y.relu()) * y.mean()
+@pytest.mark.parametrize(
+    ("wanted", "saved", "round_to", "read"),
+    [
+        ([1, 2], 10.0, 1, [1, 2]),
+        ([1, 2], 0.1, 1, [0, 1, 2, 3, 4]),  # a gather costs more than it saves
+        ([1, 2], 10.0, 3, [0, 1, 2]),
+        ([1, 2], 10.0, 8, [0, 1, 2, 3, 4]),
+        ([0, 1, 2, 3, 4], 10.0, 1, [0, 1, 2, 3, 4]),
+    ],
+)
+def test_narrow(wanted, saved, round_to, read):
+    assert narrow(np.arange(5), np.array(wanted), saved, round_to).tolist() == read
 
-    net = Net(run, a=nn.Conv2d(3, 4, 1), last=select(8, 2, range(7)))
-    net.scale = nn.Parameter(torch.ones(8, 1, 1))
-    flow = trace_dataflow(net.eval(), X)
-    layout = plan_layout(flow)
-    by_kind = {op.kind: op for op in flow.operations.values()}
-    concat = by_kind[Kind.CONCAT]
-    assert [layout.kept[piece].tolist() for piece in layout.pieces[concat.node]] == [
-        [0, 1, 2, 3]
-    ] * 2
-    (part,) = layout.parts[by_kind[Kind.CONV].node]
-    assert part.sources.tolist() == [[7]]
-    (product,) = (
-        op for op in flow.operations.values() if by_kind[Kind.TENSOR].node in op.node.args
-    )
-    assert np.array_equal(layout.kept[product.node], [7])
-    scale, relu = product.node.args
-    assert channel_axis(flow, product, scale) == 0
-    assert channel_axis(flow, product, relu) == 1
-    assert is_channel_operand(flow, product, relu)
-    assert not is_channel_operand(flow, product, scale)
+
+def test_a_parameter_is_narrowed_along_its_channels():
+    net = Net(lambda net, x: net.last(net.scale * net.a(x).relu()), a=nn.Conv2d(3, 8, 1))
+    net.scale, net.last = nn.Parameter(torch.ones(8, 1, 1)), select(8, 2, range(7))
+    assert kept(net)["mul"] == [7]
+    small = sc.compress(net, X)
+    assert small.scale.shape == (1, 1, 1)
+    assert sc.count(net, X) == sc.count(small, X)

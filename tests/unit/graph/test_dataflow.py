@@ -6,7 +6,7 @@ from torch import nn
 
 import selectconv as sc
 from selectconv.graph.dataflow import Kind, trace_dataflow
-from tiny_models import Net, assert_same, conv_net, snapshot
+from tiny_models import assert_same, conv_net, snapshot
 
 X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -50,16 +50,6 @@ def test_the_model_is_left_as_it_is():
 def test_a_layer_alone(model, kind):
     kinds = [op.kind for op in trace_dataflow(model, X).operations.values()]
     assert kinds[1] is kind
-
-
-def test_parameters_and_buffers():
-    net = Net(lambda net, x: x * net.scale + net.offset)
-    net.scale = nn.Parameter(torch.ones(3, 1, 1))
-    net.register_buffer("offset", torch.ones(1))
-    flow = trace_dataflow(net, X)
-    tensors = [flow.tensor(op.node) for op in flow.operations.values() if op.kind is Kind.TENSOR]
-    assert tensors[0] is net.scale
-    assert torch.equal(tensors[1], net.offset)
 
 
 def test_arguments_with_defaults_may_be_left_out():

@@ -474,32 +474,16 @@ def test_raw_input(name):
     assert shown[id(net.conv)].is_raw is is_raw
 
 
-def test_model_that_cannot_be_traced_shows_nothing_but_why():
-    net = Net(lambda n, x: n.conv(n.bn(x)) if x.sum() > 0 else x, bn=norm(), conv=conv())
-    shown, failure = find_conv_inputs(net)
-    assert shown == {}
-    assert "TraceError" in failure
-    assert "\n" not in failure
-
-
-def test_convs_that_forward_does_not_reach_are_missing():
-    net = Net(lambda n, x: n.conv(n.bn(x)), bn=norm(), conv=conv(), unused=conv())
-    assert list(find_conv_inputs(net)[0]) == [id(net.conv)]
-
-
 class Forgetful(nn.Module):
     """A model whose forward changes it in every way that tracing could make visible."""
 
     def __init__(self):
         super().__init__()
-        self.bn, self.conv = norm(), conv()
-        self.last = None
-        self.register_buffer("calls", torch.zeros(1))
+        self.bn, self.conv, self.last = norm(), conv(), None
         self.register_buffer("decayed", torch.ones(1))
 
     def forward(self, x):
         self.last = self.bn(x)
-        self.calls = self.calls + 1
         self.decayed.mul_(0.9)
         self.extra = nn.Identity()
         return self.conv(self.last + torch.ones(1))
@@ -508,14 +492,10 @@ class Forgetful(nn.Module):
 def test_tracing_leaves_the_model_as_it_was():
     net = Forgetful()
     attributes = dict(vars(net))
-    buffers = dict(net.named_buffers())
-    values = copy.deepcopy(net.state_dict())
     assert find_conv_inputs(net)[1] is None
     assert vars(net) == attributes
-    assert [name for name, _ in net.named_modules()] == ["", "bn", "conv"]
-    assert all(now is buffers[name] for name, now in net.named_buffers())
-    for name, value in net.state_dict().items():
-        assert torch.equal(value, values[name]), name
+    assert list(net._modules) == ["bn", "conv"]
+    assert net.decayed == 1
 
 
 def test_embedded_words_are_not_raw_input():
@@ -561,14 +541,10 @@ def test_batch_norm_with_its_activation(name):
     assert_mean_is_that_of_real_inputs(net)
 
 
-def test_what_drops_before_the_activation_is_observed():
+def test_what_drops_without_keeping_the_mean_is_observed():
     layers = pytest.importorskip("timm", reason="timm is not installed").layers
     bn = layers.BatchNormAct2d(8, drop_layer=lambda: nn.Dropout(0.5))
     assert source_of(Net(lambda n, x: n.conv(n.bn(x)), bn=bn, conv=conv())) is None
-
-
-def test_drop_path_that_does_not_keep_the_mean_is_observed():
-    layers = pytest.importorskip("timm", reason="timm is not installed").layers
     drop = layers.DropPath(0.3, scale_by_keep=False)
     net = Net(lambda n, x: n.conv(n.drop(n.bn(x))), bn=norm(), drop=drop, conv=conv())
     assert source_of(net) is None

@@ -9,15 +9,12 @@ from torch import fx, nn
 
 import selectconv as sc
 from selectconv.graph.operations import (
-    IN_PLACE_OPERATORS,
     TABLE,
     Family,
-    argument,
     family_of,
     find_module_row,
     find_row,
     functions_of,
-    out_of_place,
 )
 from tiny_models import Net
 
@@ -86,23 +83,6 @@ def test_modules_by_exact_type_or_by_package_and_name():
     assert find_module_row(Swish()) is None
     Swish.__module__ = "timm.layers.activations"
     assert find_module_row(Swish()) is find_module_row(nn.SiLU())
-
-
-def test_activations_out_of_place():
-    assert out_of_place(torch.sigmoid_) is torch.sigmoid
-    assert out_of_place(F.silu) is F.silu
-    assert IN_PLACE_OPERATORS[operator.iand] is operator.and_
-    assert len(IN_PLACE_OPERATORS) == 10
-
-
-def test_an_argument_by_place_or_by_name():
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    node = graph.call_function(F.pad, (x,), {"pad": (1, 1)})
-    assert argument(node) is x
-    assert argument(node, 1, "pad") == (1, 1)
-    assert argument(node, 2, "mode", "constant") == "constant"
-    assert argument(graph.call_function(F.relu, (), {"input": x})) is x
 
 
 @pytest.mark.parametrize(

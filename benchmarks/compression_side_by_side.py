@@ -36,7 +36,6 @@ from selectconv.lab.train.config import resolve
 from selectconv.lab.train.device import build_fabric
 from selectconv.lab.train.loop import Training
 from selectconv.lab.train.run_folder import describe_environment
-from selectconv.lab.train.slimming import Slimmer
 
 SETTINGS: dict[str, Any] = {
     "model": "densenet40",
@@ -75,9 +74,8 @@ def run_one(name: str, seed: int, data_root: str | None) -> dict[str, Any]:
     )
     training = Training(config, build_fabric(config), splits)
     if name == "torch-pruning L1":
-        assert isinstance(training.method, Slimmer)
-        scores = training.method.pruning.importance
-        training.method.importance = scores.MagnitudeImportance(p=1)
+        slimmer = training.method.step.__self__
+        slimmer.importance = slimmer.pruning.importance.MagnitudeImportance(p=1)
     example = torch.zeros(1, *splits.info.shape)
     dense = count(training.model, example)
     started = time.process_time()
@@ -88,7 +86,7 @@ def run_one(name: str, seed: int, data_root: str | None) -> dict[str, Any]:
         before.append(training.evaluate(Silent(), epoch)["error"])
         return act(epoch)
 
-    training.method.step = test_and_act  # type: ignore[method-assign]
+    training.method.step = test_and_act
     for epoch in range(config.epochs):
         row, report = training.run_epoch(epoch, Silent())
         errors.append(row["test_error"])

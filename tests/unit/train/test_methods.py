@@ -5,14 +5,12 @@ import torch
 
 from selectconv.allocate.settings import MODES
 from selectconv.lab.data.registry import dataset_info
-from selectconv.lab.train import channels
 from selectconv.lab.train.config import resolve, setting_names
 from selectconv.lab.train.estimate import describe_method
 from selectconv.lab.train.methods import METHODS
 from selectconv.lab.train.network import build_model
 
 SMALL = {"growth_rate": 4, "units": [1, 1]}
-PROTOCOL = ("regularize", "step", "counts", "state_dict", "load_state_dict", "apply_log", "finish")
 
 
 def test_the_methods_of_the_command():
@@ -33,13 +31,10 @@ def test_rows_are_told_apart_and_use_settings_that_exist():
 def test_selective_methods_are_modes_of_the_allocator():
     selective = {name for name, method in METHODS.items() if method.is_selective}
     assert selective == set(MODES) - {"none"}
-    assert {METHODS[name].implementation() for name in selective} == {channels.Selective}
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_class_carries_each_method_out(name):
-    kind = METHODS[name].implementation()
-    assert all(callable(getattr(kind, part)) for part in PROTOCOL)
+def test_each_method_is_built_from_a_runs_settings(name):
     given = {"data": "digits", "method": name, "epochs": 2, "model_options": SMALL}
     if METHODS[name].needs_model:
         options = {"growth_rates": [4, 4, 4], "units": [1, 1, 1]}
@@ -47,8 +42,8 @@ def test_a_class_carries_each_method_out(name):
     config, info = resolve(given), dataset_info("digits")
     model = build_model(config, info)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-4)
-    method = kind(config, info, model, optimizer)
-    assert method.counts() == {"moved": 0, "closed": 0}
+    method = METHODS[name].build(config, info, model, optimizer)
+    assert method.counts(model) == {"moved": 0, "closed": 0}
     assert (method.state_dict() is not None) == config.method_info.is_selective
     assert describe_method(config).startswith(f"{name}: ")
     assert "{" not in describe_method(config)

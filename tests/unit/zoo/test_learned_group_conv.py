@@ -207,8 +207,6 @@ def test_sizes_that_are_refused(conv, factor, error, message):
 
 def test_models_that_are_refused():
     with pytest.raises(ValueError, match="no learned group convs: build it with"):
-        condense(sc.create_model("condensenet182", **SMALL))
-    with pytest.raises(ValueError, match="no learned group convs: build it with"):
         Condenser(nn.Linear(2, 2), total_epochs=3)
     with pytest.raises(ValueError, match="cannot be combined"):
         small_net(selective=True)

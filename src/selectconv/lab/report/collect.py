@@ -26,6 +26,7 @@ from selectconv.lab.train.run_folder import (
     METRICS,
     RunFolder,
 )
+from selectconv.lab.zoo.learned_group_conv import condense
 
 _DEPTH = 4  # how far below a given folder runs are looked for: results/GRID/runs/NAME
 
@@ -162,8 +163,8 @@ def read_run(path: Path) -> Run:
     weights = folder / LAST
     if config.method_info.cuts and weights.exists():
         load_weights(weights, model, slimmed=True)
-    elif not config.method_info.is_selective:
-        config.method_info.implementation().apply_log(model, allocation)
+    elif not (config.method_info.cuts or config.method_info.is_selective):
+        condense(model, allocation)
     is_known = weights.exists() or not config.method_info.cuts
     size = count(model, torch.zeros(1, *info.shape)) if is_known else None
     return Run(path, config, gone, metrics, environment, holdout, layers, size)

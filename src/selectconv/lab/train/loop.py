@@ -88,8 +88,7 @@ class Training:
             self.model.load_state_dict(state["model"])
             in_layout(self.model, config)  # where it was slimmed, it has new tensors
         optimizer = self._set_up()
-        build_method = config.method_info.implementation()
-        self.method = build_method(config, splits.info, self.model, optimizer)
+        self.method = config.method_info.build(config, splits.info, self.model, optimizer)
         self.best_error = float("inf")
         self.next_epoch = 0
         if state is not None:
@@ -127,7 +126,7 @@ class Training:
             "lr": self.config.lr_at((epoch + 1) * len(self.train_loader) - 1, self._steps),
             "seconds": round(time.perf_counter() - started, 3),
             "images_per_second": round(images / elapsed, 1),
-            **self.method.counts(),
+            **self.method.counts(self.model),
         }
         return row, report
 

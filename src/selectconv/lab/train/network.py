@@ -19,6 +19,7 @@ from selectconv.lab.train.run_data import run_data
 from selectconv.lab.train.run_folder import BEST, LAST, RunFolder
 from selectconv.lab.zoo import create_model
 from selectconv.lab.zoo.external import build_external, is_external
+from selectconv.lab.zoo.learned_group_conv import condense
 
 # The options of an external network that are `convert`'s, not the network's.
 _OF_CONVERT = ("realloc", "min_channels")
@@ -89,8 +90,7 @@ class TrainedRun:
 
     def finished(self) -> nn.Module:
         """Return the network as it is deployed; learned groups become group convs."""
-        finished: nn.Module = self.config.method_info.implementation().finish(self.model)
-        return finished.eval()
+        return condense(self.model).eval()
 
     def plain(self) -> nn.Module:
         """Build the plain network of the same kind, with weights of its own."""

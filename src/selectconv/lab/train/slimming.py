@@ -21,7 +21,7 @@ from selectconv.deploy.cost import count_macs, count_params
 from selectconv.errors import RunError
 from selectconv.extras import import_extra
 from selectconv.lab.data.image_set import DatasetInfo
-from selectconv.lab.train.channels import Plain
+from selectconv.lab.train.channels import ChannelMethod, change_nothing
 from selectconv.lab.train.checkpoint import fit_shapes
 from selectconv.lab.train.config import TrainConfig
 from selectconv.lab.train.network import build_model
@@ -38,7 +38,15 @@ _TRIALS = 14
 Importance = Callable[[Any], Tensor | None]
 
 
-class Slimmer(Plain):
+def slimming(
+    config: TrainConfig, info: DatasetInfo, model: nn.Module, optimizer: Optimizer
+) -> ChannelMethod:
+    """Slim a plain network of the zoo; a filter that was cut out is closed."""
+    slimmer = Slimmer(config, info, model)
+    return ChannelMethod(slimmer.step, slimmer.regularize, slimmer.num_cut)
+
+
+class Slimmer:
     """Slim a plain network of the zoo, which may have been slimmed already, while it trains.
 
     All state is in the model: what was cut shows in its shapes.
@@ -52,9 +60,7 @@ class Slimmer(Plain):
         ValueError: the target cannot be reached.
     """
 
-    def __init__(
-        self, config: TrainConfig, info: DatasetInfo, model: nn.Module, optimizer: Optimizer
-    ) -> None:
+    def __init__(self, config: TrainConfig, info: DatasetInfo, model: nn.Module) -> None:
         name, install = "`--method slimming`", "selectconv[pruning]"
         self.pruning = import_extra("torch_pruning", name, install, error=RunError)
         self.importance: Importance = self.pruning.importance.BNScaleImportance()
@@ -64,7 +70,7 @@ class Slimmer(Plain):
         self._num_filters, self._dense_cost = count_filters(dense), self._cost(dense)
         self.name = "target_params" if config.target_macs is None else "target_macs"
         self.target = getattr(config, self.name) * self._dense_cost
-        self.is_pruned = count_filters(model) < self._num_filters
+        self.is_pruned = self.num_cut() > 0
         if not self.is_pruned:
             self._pruner = self._build_pruner(model, 0.5)
             least = self._cost(self._pruned(self._largest_ratio())[0])
@@ -80,9 +86,9 @@ class Slimmer(Plain):
         by_macs = self.config.target_macs is not None
         return count_macs(model, self.shape) if by_macs else count_params(model)
 
-    def counts(self) -> dict[str, int]:
+    def num_cut(self) -> int:
         """Count the filters that were cut out of the network's convs."""
-        return {"moved": 0, "closed": self._num_filters - count_filters(self.model)}
+        return self._num_filters - count_filters(self.model)
 
     def regularize(self) -> None:
         """Add the penalty's gradient to those of batch norm's scales, until they are cut."""
@@ -99,7 +105,7 @@ class Slimmer(Plain):
         """
         last_sparse_epoch = math.ceil(self.config.stop_at * self.config.epochs) - 1
         if epoch != last_sparse_epoch or self.is_pruned:
-            return super().step(epoch)
+            return change_nothing(epoch)
         chosen, history = self._find_target()
         weights = chosen.state_dict()
         fit_shapes(self.model, weights)

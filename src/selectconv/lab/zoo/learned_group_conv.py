@@ -5,6 +5,7 @@ that its weights use least, until one part in `condense_factor` is left; `conden
 as what it has become: a selection of channels and a group convolution.
 """
 
+from collections.abc import Iterable
 from typing import Self
 
 import torch
@@ -134,17 +135,21 @@ class CondensedConv2d(nn.Module):
         return by_group.transpose(1, 2).flatten(1, 2)
 
 
-def condense(model: nn.Module) -> nn.Module:
+def condense(model: nn.Module, log: Iterable[AllocationReport] = ()) -> nn.Module:
     """Replace a model's learned group convs, in place, by selections and group convs.
 
     Call it when the training is over: the result computes the same with fewer parameters, and
     cannot be condensed further.
 
+    Args:
+        model: any model; without learned group convs nothing happens.
+        log: what a training has dropped, for a model that was not trained itself.
+
     Returns:
         The same model object.
 
     Raises:
-        ValueError: the model has no learned group convs.
+        ValueError: the log is of another model.
 
     Example:
         >>> import selectconv as sc
@@ -156,25 +161,22 @@ def condense(model: nn.Module) -> nn.Module:
         >>> sum(p.numel() for p in condense(model).parameters())
         1210
     """
-    for name, layer in learned_group_convs(model).items():
+    layers = learned_group_convs(model)
+    for report in log:
+        for name, plan in report.plan:
+            dropped = plan.closed.tolist()
+            if name not in layers or max(dropped, default=0) >= layers[name].reads.numel():
+                raise ValueError(f"its log does not fit the network at {name!r}.")
+            layers[name].reads.view(-1)[dropped] = False
+    for name, layer in layers.items():
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, CondensedConv2d(layer))
     return model
 
 
 def learned_group_convs(model: nn.Module) -> dict[str, LearnedGroupConv2d]:
-    """Return a model's learned group convs by name.
-
-    Raises:
-        ValueError: it has none.
-    """
-    found = {name: m for name, m in model.named_modules() if isinstance(m, LearnedGroupConv2d)}
-    if not found:
-        raise ValueError(
-            "`model` has no learned group convs: build it with "
-            'sc.create_model("condensenet182", condense_factor=4).'
-        )
-    return found
+    """Return a model's learned group convs by name."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, LearnedGroupConv2d)}
 
 
 class Condenser:
@@ -196,6 +198,11 @@ class Condenser:
         self.total_epochs = check_count("total_epochs", total_epochs, 1)
         self.group_lasso = check_non_negative("group_lasso", group_lasso)
         self.layers = learned_group_convs(model)
+        if not self.layers:
+            raise ValueError(
+                "`model` has no learned group convs: build it with "
+                'sc.create_model("condensenet182", condense_factor=4).'
+            )
 
     def step(self, epoch: int) -> AllocationReport:
         """Bring every layer to the stage that is due after `epoch` (0-based).

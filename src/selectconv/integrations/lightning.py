@@ -59,8 +59,7 @@ class ChannelAllocation(Callback):
         **options: Any,
     ) -> None:
         # Refuse what the allocator would refuse now, not after the data has been loaded.
-        of_settings = {name: value for name, value in options.items() if name not in _OTHERS}
-        Settings(total_epochs=1, **of_settings)
+        Settings(1, **{name: value for name, value in options.items() if name not in _OTHERS})
         self.total_epochs = total_epochs
         self._logs = log  # Lightning gives every callback a `log` of its own
         self.followers = list(followers)
@@ -110,8 +109,6 @@ class ChannelAllocation(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep a checkpoint's state for the allocator, which is built after restoring."""
         self._restored = state_dict.get("allocator")
-        if self.allocator is not None and self._restored is not None:
-            self.allocator.load_state_dict(self._restored)
 
     def _step(self, epoch: int) -> None:
         assert self.allocator is not None

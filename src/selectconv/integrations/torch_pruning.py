@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 
 from selectconv.checks import check_choice
 from selectconv.core.ecdm import ecdm, normalize_ecdm, rms_damage
@@ -20,10 +22,9 @@ from selectconv.graph.operations import TABLE, Family
 with needing("torch_pruning", "selectconv.integrations.torch_pruning", "selectconv[pruning]"):
     import torch_pruning
 
-DAMAGES = ("mean", "rms")
-
 Moments = tuple[Tensor, Tensor]  # mean and variance of each channel
 
+_READS = (torch_pruning.prune_conv_in_channels, torch_pruning.prune_linear_in_channels)
 # What Torch-Pruning knows of a function is the name of its gradient.
 _ACTIVATIONS = [row for row in TABLE if row.family is Family.ACTIVATION and row.gradient]
 # Pooling is taken to keep the mean: so it does where it averages; the maximum of a map's
@@ -66,7 +67,7 @@ class ECDMImportance(torch_pruning.importance.Importance):  # type: ignore[misc]
     """
 
     def __init__(self, damage: str = "mean") -> None:
-        self.damage = check_choice("damage", damage, DAMAGES)
+        self.damage = check_choice("damage", damage, ("mean", "rms"))
 
     @torch.no_grad()
     def __call__(self, group: Any) -> Tensor | None:
@@ -74,71 +75,50 @@ class ECDMImportance(torch_pruning.importance.Importance):  # type: ignore[misc]
         place = {index: number for number, index in enumerate(group[0].idxs)}
         scores: Tensor | None = None
         for item in group:
-            if not _reads(item.dep):
-                continue
-            moments = _input_moments(item.dep.target, {})
+            layer = item.dep.target.module
+            moments = _input_moments(item.dep.target, {}) if item.dep.handler in _READS else None
             if moments is None:
                 continue
-            largest = _largest_damage(item.dep.target.module, moments, self.damage)
-            if scores is None:
-                scores = largest.new_zeros(len(place))
+            mean, var = moments
+            weight, groups = _kernels(layer, len(mean))
+            if self.damage == "rms":
+                matrix = rms_damage(weight, mean, var, groups)
+            else:
+                matrix = ecdm(weight, mean, groups)
+            largest = normalize_ecdm(matrix).amax(dim=1)
+            scores = largest.new_zeros(len(place)) if scores is None else scores
             # After a flattening there are several columns for each channel.
-            width = _num_inputs(item.dep.target.module) // len(largest)
+            width = _num_inputs(layer) // len(mean)
             read = torch.tensor([index // width for index in item.idxs], device=largest.device)
             roots = torch.tensor([place[index] for index in item.root_idxs], device=largest.device)
             scores.scatter_reduce_(0, roots, largest[read], "amax")
         return scores
 
 
-def _reads(dep: Any) -> bool:
-    """Return whether a dependency takes inputs away from a conv or a linear."""
-    return dep.handler in (
-        torch_pruning.prune_conv_in_channels,
-        torch_pruning.prune_linear_in_channels,
-    )
+def _num_inputs(layer: Any) -> int:
+    return int(layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels)
 
 
-def _num_inputs(layer: nn.Module) -> int:
-    width = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
-    assert isinstance(width, int)
-    return width
-
-
-def _kernels(layer: nn.Module, channels: int) -> tuple[Tensor, int]:
+def _kernels(layer: Any, channels: int) -> tuple[Tensor, int]:
     """Return a conv's or linear's weight as (O, I / groups, positions), and its groups."""
-    weight = layer.get_parameter("weight")
     if isinstance(layer, nn.Linear):
-        return weight.view(weight.shape[0], channels, -1), 1
-    groups = layer.groups
-    assert isinstance(groups, int)
+        return layer.weight.view(layer.out_features, channels, -1), 1
+    weight: Tensor = layer.weight
     if layer.transposed:  # (I, O / groups, ...)
-        weight = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
-    return weight.flatten(2), groups
-
-
-def _largest_damage(layer: nn.Module, moments: Moments, damage: str) -> Tensor:
-    """Compute the largest entry of nECDM of each channel that a layer reads."""
-    mean, var = moments
-    weight, groups = _kernels(layer, len(mean))
-    if damage == "rms":
-        matrix = rms_damage(weight, mean, var, groups)
-    else:
-        matrix = ecdm(weight, mean, groups)
-    return normalize_ecdm(matrix).amax(dim=1)
+        weight = weight.unflatten(0, (layer.groups, -1)).transpose(1, 2).flatten(0, 1)
+    return weight.flatten(2), layer.groups
 
 
 def _input_moments(node: Any, known: dict[Any, Moments | None]) -> Moments | None:
     """Find mean and variance of what a conv or linear reads."""
-    layer = node.module
-    inputs = _inputs(node)
-    if not inputs:
-        zeros = layer.get_parameter("weight").new_zeros(_num_inputs(layer))
+    inputs, width = _inputs(node), _num_inputs(node.module)
+    if not inputs:  # the model's own, taken to be normalised
+        zeros = node.module.weight.new_zeros(width)
         return zeros, zeros + 1
     moments = _moments(inputs[0], known)
-    width = _num_inputs(layer)
     if moments is None or width % len(moments[0]):
         return None
-    is_flattened = isinstance(layer, nn.Linear)
+    is_flattened = isinstance(node.module, nn.Linear)
     return moments if is_flattened or len(moments[0]) == width else None
 
 
@@ -146,60 +126,46 @@ def _moments(node: Any, known: dict[Any, Moments | None]) -> Moments | None:
     """Find mean and variance of each channel that a node of Torch-Pruning's graph gives out."""
     if node not in known:
         known[node] = None  # a loop cannot be followed
-        known[node] = _find_moments(node, known)
+        if isinstance(node.module, _BatchNorm):
+            source = BatchNormMean(node.module, None)
+            known[node] = source.mean(), source.var()
+        elif isinstance(node.module, _ConvNd | nn.Linear):
+            known[node] = _after_layer(node.module, _input_moments(node, known))
+        else:
+            known[node] = _after_function(node, [_moments(one, known) for one in _inputs(node)])
     return known[node]
 
 
-def _find_moments(node: Any, known: dict[Any, Moments | None]) -> Moments | None:
-    module = node.module
-    if isinstance(module, nn.modules.batchnorm._BatchNorm):
-        source = BatchNormMean(module, None)
-        return source.mean(), source.var()
-    if isinstance(module, nn.modules.conv._ConvNd | nn.Linear):
-        return _after_layer(node, known)
-    before = [_moments(other, known) for other in _inputs(node)]
+def _after_layer(layer: Any, before: Moments | None) -> Moments | None:
+    """Pass moments through a conv or linear, as if its inputs were independent."""
+    if before is None or getattr(layer, "transposed", False):
+        return None
+    mean, var = before
+    weight, groups = _kernels(layer, len(mean))
+    after = ecdm(weight, mean, groups).sum(dim=0)
+    spread = ecdm(weight.square(), var, groups).sum(dim=0)
+    return after if layer.bias is None else after + layer.bias, spread
+
+
+def _after_function(node: Any, before: list[Moments | None]) -> Moments | None:
+    """Pass moments through anything else that is known to Torch-Pruning or to the table."""
     found = [moments for moments in before if moments is not None]
     if not found or len(found) < len(before):
         return None
-    operation = _operation(node)
+    operation, (mean, var) = _operation(node), found[0]
     for row in _ACTIVATIONS:
         if operation.startswith(row.gradient):
-            return _activate(found[0], row.function)
-    if isinstance(module, torch_pruning.ops._ConcatOp):
-        means, variances = zip(*found, strict=True)
+            first = expected_activation(mean, var.sqrt(), row.function)
+            second = expected_square_activation(mean, var.sqrt(), row.function)
+            return first, (second - first.square()).clamp(min=0)
+    means, variances = zip(*found, strict=True)
+    if isinstance(node.module, torch_pruning.ops._ConcatOp):
         return torch.cat(means), torch.cat(variances)
-    if operation.startswith("AddBackward") and len({len(mean) for mean, _ in found}) == 1:
-        means, variances = zip(*found, strict=True)
+    if operation.startswith("AddBackward") and len(set(map(len, means))) == 1:
         return torch.stack(means).sum(dim=0), torch.stack(variances).sum(dim=0)
-    is_kept = isinstance(module, torch_pruning.ops._ReshapeOp) or any(
-        name in operation for name in _POOLS
-    )
+    is_reshaped = isinstance(node.module, torch_pruning.ops._ReshapeOp)
+    is_kept = is_reshaped or any(name in operation for name in _POOLS)
     return found[0] if is_kept and len(found) == 1 else None
-
-
-def _after_layer(node: Any, known: dict[Any, Moments | None]) -> Moments | None:
-    """Pass moments through a conv or linear, as if its inputs were independent."""
-    moments = _input_moments(node, known)
-    if moments is None:
-        return None
-    mean, var = moments
-    layer = node.module
-    if getattr(layer, "transposed", False):
-        return None
-    weight, groups = _kernels(layer, len(mean))
-    after = ecdm(weight, mean, groups).sum(dim=0)
-    if layer.bias is not None:
-        after = after + layer.bias
-    spread = ecdm(weight.square(), var, groups).sum(dim=0)
-    return after, spread
-
-
-def _activate(moments: Moments, act: Any) -> Moments:
-    mean, var = moments
-    std = var.sqrt()
-    first = expected_activation(mean, std, act)
-    second = expected_square_activation(mean, std, act)
-    return first, (second - first.square()).clamp(min=0)
 
 
 def _inputs(node: Any) -> list[Any]:

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import selectconv as sc
-from selectconv.tables import html_table, text_table
 
 GAMMAS = [0.0, 0.01, 0.1, 0.5, 1.0]
 X = torch.zeros(1, 3, 8, 8)
@@ -57,12 +56,6 @@ def test_slots_in_their_grace_are_not_closed(model):
     assert allocator.preview(gammas=[1.0])[0].closed <= free[0].closed - opened + 2
 
 
-def test_without_an_example_costs_are_not_counted(model):
-    row = sc.ChannelAllocator(model, total_epochs=2).preview(gammas=[0.1])[0]
-    assert row.macs is None
-    assert row.params is None
-
-
 def test_layers_that_have_seen_nothing_are_named():
     net = nn.Sequential(*small_net()[:5], nn.MaxPool2d(2), nn.Conv2d(24, 8, 1))
     table = sc.ChannelAllocator(sc.convert(net, X), total_epochs=2).preview(gammas=[1.0])
@@ -70,16 +63,10 @@ def test_layers_that_have_seen_nothing_are_named():
     assert "not known before the first batch: 6" in str(table)
 
 
-@pytest.mark.parametrize(
-    ("gammas", "message"),
-    [
-        ([], "at least one number"),
-        ([2.0], r"`gammas` must be a number in \[0, 1\], got 2.0"),
-        (["a"], "'a'"),
-    ],
-)
-def test_gammas_that_are_not_accepted(model, gammas, message):
-    with pytest.raises((TypeError, ValueError), match=message):
+@pytest.mark.parametrize("gammas", [[], [2.0], ["a"], 3, 0.1, "auto"])
+def test_gammas_that_are_not_accepted(model, gammas):
+    got = "none" if gammas == [] else repr(gammas[0] if isinstance(gammas, list) else gammas)
+    with pytest.raises((TypeError, ValueError), match=f"`gammas`.*{got}"):
         sc.ChannelAllocator(model, total_epochs=2).preview(gammas=gammas)
 
 
@@ -89,22 +76,8 @@ def test_tables_as_text_and_as_html(model):
     assert lines[0].split() == ["gamma", "closed", "layers", "open", "multiply-adds", "parameters"]
     assert lines[-1] == "of 40 slots in 2 layers"
     assert table._repr_html_().count("<tr>") == 3
-    description = sc.describe(model)
-    assert "2 of 3 convs selective" in description._repr_html_()
-    assert description._repr_html_().count("<tr>") == 4
     report = sc.ChannelAllocator(model, total_epochs=2, gamma=1.0).step(0)
     assert str(report) in report._repr_html_()
-    damage = sc.observe_damage(model, [torch.randn(2, 3, 8, 8)])
-    assert "rank r" in damage._repr_html_()
-    assert text_table([("a", "b"), ("cc", "1")], right={1}) == "a   b\ncc  1"
-    assert "&lt;" in html_table([("a",), ("<",)], right=())
-
-
-@pytest.mark.parametrize("gammas", [3, 0.1, "auto"])
-def test_gammas_must_be_a_list(gammas):
-    model = sc.create_model("densenet40", selective=True, growth_rate=4, units=[1, 1, 1])
-    with pytest.raises(TypeError, match="`gammas` must be a list of numbers"):
-        sc.ChannelAllocator(model, total_epochs=2).preview(gammas=gammas)
 
 
 class Untraceable(nn.Module):

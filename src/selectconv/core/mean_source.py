@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from selectconv.checks import check_count, check_fraction
+from selectconv.checks import check_count, check_fraction, is_number
 from selectconv.core.kernels import find_kernel
 from selectconv.core.moments import (
     Activation,
@@ -137,6 +137,8 @@ class ConstantMean(ClosedForm):
     """
 
     def __init__(self, value: float, num_channels: int) -> None:
+        if not is_number(value):
+            raise TypeError(f"`value` must be a number, got {value!r}.")
         self.value = float(value)
         self.num_channels = check_count("num_channels", num_channels, 1)
 
@@ -166,10 +168,9 @@ class ConcatMean(ClosedForm):
     """
 
     def __init__(self, parts: Sequence[ClosedForm]) -> None:
-        if not parts or not all(isinstance(part, ClosedForm) for part in parts):
-            raise ValueError(
-                f"`parts` must be one or more closed-form mean sources, got {parts!r}."
-            )
+        is_list = isinstance(parts, list | tuple) and len(parts) > 0
+        if not is_list or not all(isinstance(part, ClosedForm) for part in parts):
+            raise TypeError(f"`parts` must be a list of closed-form mean sources, got {parts!r}.")
         self.parts = tuple(parts)
         self.num_channels = sum(part.num_channels for part in parts)
 
@@ -186,7 +187,7 @@ class SelectedMean(ClosedForm):
         index: the channels to take, in their new order; a channel may be taken several times.
 
     Raises:
-        ValueError: `index` is empty, or names channels that `part` does not have.
+        TypeError, ValueError: `part` is not a mean source, or `index` not a list of its channels.
 
     Example:
         >>> both = ConcatMean([ConstantMean(1.0, 2), ConstantMean(0.0, 2)])
@@ -195,10 +196,12 @@ class SelectedMean(ClosedForm):
     """
 
     def __init__(self, part: ClosedForm, index: Sequence[int]) -> None:
-        outside = [channel for channel in index if not 0 <= channel < part.num_channels]
-        if outside or not index:
+        if not isinstance(part, ClosedForm):
+            raise TypeError(f"`part` must be a closed-form mean source, got {part!r}.")
+        is_list = isinstance(index, list | tuple) and len(index) > 0
+        if not is_list or not all(type(c) is int and 0 <= c < part.num_channels for c in index):
             raise ValueError(
-                f"`index` must name channels 0 to {part.num_channels - 1}, got {outside[:5]}."
+                f"`index` must be a list of channels 0 to {part.num_channels - 1}, got {index!r}."
             )
         self.parts = (part,)
         self.index = tuple(index)

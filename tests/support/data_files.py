@@ -2,13 +2,13 @@
 
 import gzip
 import io
-import stat
 import struct
 import tarfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
+import torch
 
 TINY_CLASSES = ("n03", "n01", "n02")
 
@@ -153,13 +153,6 @@ def write_zip(path: Path, members) -> None:
             archive.writestr(member, content)
 
 
-def zip_symlink(name: str) -> zipfile.ZipInfo:
-    info = zipfile.ZipInfo(name)
-    info.create_system = 3  # Unix: the upper half of the attributes is a file mode
-    info.external_attr = (stat.S_IFLNK | 0o777) << 16
-    return info
-
-
 def tar_of_folder(path: Path, folder: Path) -> None:
     """What `tar czf` makes of a folder."""
     with tarfile.open(path, "w:gz") as archive:
@@ -170,3 +163,11 @@ def zip_of_folder(path: Path, folder: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(folder.rglob("*")):
             archive.write(file, file.relative_to(folder.parent).as_posix())
+
+
+def assert_same_batches(first, second):
+    """Compare two lists of (images, labels), bit by bit."""
+    assert len(first) == len(second)
+    for (a, x), (b, y) in zip(first, second, strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(x, y)

@@ -64,9 +64,7 @@ def assert_fails(folder, url, message, md5=MD5):
 
 @pytest.mark.parametrize("kind", ["good", "moved", "unannounced"])
 def test_a_good_file_arrives(url, tmp_path, kind):
-    path = download(url + kind, MD5, tmp_path / "x", 2_000_000)
-    assert path == tmp_path / "x"
-    assert path.read_bytes() == CONTENT
+    assert download(url + kind, MD5, tmp_path / "x", 2_000_000).read_bytes() == CONTENT
     assert listing(tmp_path) == {"x": len(CONTENT)}
 
 
@@ -92,15 +90,3 @@ def test_another_checksum_is_refused(url, tmp_path):
 def test_a_connection_that_breaks_off_is_noticed(url, tmp_path):
     whole = hashlib.md5(CONTENT + bytes(1000)).hexdigest()
     assert_fails(tmp_path, url + "short", "sent 1,024,000 bytes", md5=whole)
-
-
-def test_nobody_there(tmp_path, monkeypatch):
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        port = server.server_address[1]
-    assert_fails(tmp_path, f"http://127.0.0.1:{port}/x", "is not available: .*refused")
-
-
-def test_a_folder_that_is_not_there(url, tmp_path):
-    with pytest.raises(DataError, match="No such file"):
-        download(url + "good", MD5, tmp_path / "nowhere" / "x", 2_000_000)

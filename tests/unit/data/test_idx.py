@@ -46,7 +46,6 @@ def test_reads_what_was_written(tmp_path, zipped):
         assert np.array_equal(split.images.numpy(), arrays[images][:, None])
         assert split.labels.tolist() == arrays[labels].tolist()
         split.images.zero_()  # torch warns, and so fails here, about memory that is read-only
-    assert splits[0].images.shape == (20, 1, 28, 28)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -71,7 +70,7 @@ def test_a_truncated_gzip_file_is_refused(folder, cut):
 
 
 @pytest.mark.parametrize("at", [12, 2000, -6])
-def test_a_damaged_gzip_file_is_refused(folder, at):
+def test_one_wrong_byte_of_a_gzip_file_is_noticed(folder, at):
     path = folder / f"{IMAGES}.gz"
     content = bytearray(path.read_bytes())
     content[at] ^= 0x55

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from selectconv.errors import DataError, SelectConvError
 from selectconv.lab.data import ImageSet, dataset_info, load_dataset, subset_index
 
 
@@ -27,19 +26,6 @@ def test_a_smaller_subset_starts_a_larger_one_and_all_is_all():
     assert sorted(whole.tolist()) == list(range(500))
     assert torch.equal(subset_index(500, 40), whole[:40])
     assert whole.dtype == torch.int64
-
-
-def test_take_keeps_images_and_labels_together():
-    images = torch.arange(5, dtype=torch.uint8).view(5, 1, 1, 1)
-    part = ImageSet(images, torch.arange(5) * 10).take(torch.tensor([3, 1]))
-    assert part.images.flatten().tolist() == [3, 1]
-    assert part.labels.tolist() == [30, 10]
-    assert len(part) == 2
-
-
-def test_a_data_error_is_ours_and_a_runtime_error():
-    assert issubclass(DataError, SelectConvError)
-    assert issubclass(DataError, RuntimeError)
 
 
 def test_smaller_pixels_are_means_of_what_they_cover():

@@ -1,7 +1,7 @@
 """Who gets which images of an epoch; batches on the device against a loop over images."""
 
 import math
-from itertools import chain, pairwise
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_files import assert_same_batches
 from selectconv.lab.data import Batching, DatasetInfo, ImageSet, loaders, make_loader
 from selectconv.lab.data.loaders import draw_epoch, epoch_generator
 
@@ -77,6 +78,11 @@ def test_the_draws_of_an_epoch():
     assert order.tolist() != list(range(5000))
     assert set(top.tolist()) == set(left.tolist()) == set(range(7))
     assert mirrored.dtype == torch.bool
+    # Five standard deviations of 5000 fair coins.
+    assert abs(mirrored.float().mean() - 0.5) < 5 * math.sqrt(0.25 / 5000)
+    # Rows and columns are independent. Chi-squared, 48 degrees of freedom: above 95 once in 10,000.
+    counts = torch.bincount(top * 7 + left, minlength=49)
+    assert ((counts - 5000 / 49) ** 2 / (5000 / 49)).sum() < 95
     assert not draw_epoch(5000, seed=1, epoch=2, padding=3, flip=False)[3].any()
     assert draw_epoch(50, seed=1, epoch=2, padding=0, flip=True)[1].max() == 0
 
@@ -132,13 +138,7 @@ def load(images, info, batch_size=4, *, epoch=0, **options):
     return list(make_loader(images, info, Batching(batch_size, **options)).epoch(epoch))
 
 
-def assert_same(first, second):
-    assert len(first) == len(second)
-    for (a, x), (b, y) in zip(first, second, strict=True):
-        assert torch.equal(a, b)
-        assert torch.equal(x, y)
-
-
+FORMATS = {False: torch.contiguous_format, True: torch.channels_last}
 CASES = {
     "colour": {},
     "grey": {"shape": (1, 7, 7), "padding": 3},
@@ -155,13 +155,13 @@ CASES = {
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_training_batches_are_those_of_a_loop_over_images(case, channels_last):
     images, info = make(**CASES[case])
-    for epoch in (0, 3):
-        found = load(images, info, epoch=epoch, channels_last=channels_last)
-        wanted = list(oracle(images, info, 4, 5, epoch))
+    for epoch, size in ((0, 4), (3, 7)):
+        found = load(images, info, size, epoch=epoch, channels_last=channels_last)
+        wanted = list(oracle(images, info, size, 5, epoch))
         assert len(found) == len(wanted)
         for (batch, labels), (pixels, classes) in zip(found, wanted, strict=True):
-            assert batch.dtype == torch.float32
-            assert batch.shape == pixels.shape
+            assert (batch.dtype, batch.shape) == (torch.float32, pixels.shape)
+            assert batch.is_contiguous(memory_format=FORMATS[channels_last])
             assert (batch - pixels).abs().max() < TOLERANCE
             assert labels.tolist() == classes.tolist()
 
@@ -171,50 +171,7 @@ def test_the_way_of_accelerators_gives_the_same(case, monkeypatch):
     images, info = make(**CASES[case])
     wanted = load(images, info)
     monkeypatch.setattr(loaders._FramedImages, "crop", loaders._FramedImages._gather)
-    assert_same(load(images, info), wanted)
-
-
-def test_mirrored_images_come_last_and_are_about_half():
-    images, info = make(count=400, shape=(1, 1, 2), padding=0)
-    images.images[:] = torch.tensor([10, 200], dtype=torch.uint8)
-    flips = []
-    for batch, _ in load(images, info, 50):
-        mirrored = batch[:, 0, 0, 0] > batch[:, 0, 0, 1]
-        assert mirrored.tolist() == sorted(mirrored.tolist())
-        flips += mirrored.tolist()
-    # Five standard deviations of 400 fair coins.
-    assert abs(sum(flips) / 400 - 0.5) < 5 * math.sqrt(0.25 / 400)
-
-
-def test_crops_are_uniform_and_rows_and_columns_independent():
-    images, info = make(count=500, shape=(1, 9, 9), padding=2, flip=False)
-    images.images.zero_()
-    images.images[:, 0, 4, 4] = 255  # a point in the middle shows the shift
-    counts = torch.zeros(5, 5)
-    for epoch in range(10):
-        for batch, _ in load(images, info, 100, epoch=epoch):
-            at = batch.flatten(1).argmax(1)
-            for y, x in zip((at // 9).tolist(), (at % 9).tolist(), strict=True):
-                counts[y - 2, x - 2] += 1
-    assert counts.sum() == 5000
-    # Chi-squared with 24 degrees of freedom: above 60 once in 10,000 trials.
-    assert ((counts - 200) ** 2 / 200).sum() < 60
-
-
-def test_the_frame_is_black_before_normalisation():
-    images, info = make(count=8, shape=(1, 2, 2), padding=4)
-    black = -info.mean[0] / info.std[0]
-    values = torch.cat([batch.flatten() for batch, _ in load(images, info)])
-    assert (values - black).abs().min() < TOLERANCE
-    # No pixel of the images is 0, so nothing but the frame is that dark.
-    assert values.min() > black - TOLERANCE
-
-
-def test_an_epoch_shows_every_image_once():
-    images, info = make(count=50)
-    labelled = ImageSet(images.images, torch.arange(50))
-    labels = torch.cat([labels for _, labels in load(labelled, info, 8)])
-    assert sorted(labels.tolist()) == list(range(50))
+    assert_same_batches(load(images, info), wanted)
 
 
 def test_seed_and_epoch_decide_everything():
@@ -222,7 +179,7 @@ def test_seed_and_epoch_decide_everything():
     torch.manual_seed(1)
     wanted = load(images, info)
     torch.manual_seed(2)
-    assert_same(load(images, info), wanted)
+    assert_same_batches(load(images, info), wanted)
     for other in (load(images, info, seed=6), load(images, info, epoch=1)):
         assert not torch.equal(other[0][0], wanted[0][0])
         assert not torch.equal(torch.cat([y for _, y in other]), torch.cat([y for _, y in wanted]))
@@ -234,8 +191,8 @@ def test_epochs_can_be_taken_in_any_order_and_broken_off():
     next(loader.epoch(7))
     first, second = loader.epoch(0), loader.epoch(1)
     interleaved = [batch for pair in zip(first, second, strict=True) for batch in pair]
-    assert_same(interleaved[::2], load(images, info, epoch=0))
-    assert_same(interleaved[1::2], load(images, info, epoch=1))
+    assert_same_batches(interleaved[::2], load(images, info, epoch=0))
+    assert_same_batches(interleaved[1::2], load(images, info, epoch=1))
 
 
 def test_the_global_random_state_and_the_threads_are_left_alone():
@@ -272,12 +229,6 @@ def test_two_ranks_see_together_what_one_process_sees(count):
     assert together == whole
 
 
-def test_the_batch_size_does_not_change_what_an_image_becomes():
-    images, info = make(count=24)
-    large, small = (by_image(load(images, info, size)) for size in (8, 3))
-    assert sorted(chain(*large)) == sorted(chain(*small))
-
-
 def test_test_batches_are_plain_and_in_order():
     images, info = make(count=10)
     found = load(images, info, 4, train=False)
@@ -286,58 +237,29 @@ def test_test_batches_are_plain_and_in_order():
     wanted = (images.images.double() / 255 - mean) / std
     assert (torch.cat([batch for batch, _ in found]) - wanted).abs().max() < TOLERANCE
     assert torch.equal(torch.cat([labels for _, labels in found]), images.labels)
-    assert_same(load(images, info, 4, train=False, epoch=3, seed=9), found)
-
-
-def test_test_batches_of_two_ranks_are_each_image_once():
-    images, info = make(count=9)
-    ranks = [load(images, info, 2, train=False, rank=rank, world_size=2) for rank in (0, 1)]
-    assert [len(rank) for rank in ranks] == [3, 2]
-    assert load(images, info, 9, train=False, rank=9, world_size=10) == []
-    whole = by_image(load(images, info, 9, train=False))[0]
-    assert sorted(chain(*by_image(ranks[0]), *by_image(ranks[1]))) == whole
+    again = load(images, info, 4, train=False, epoch=3, seed=9, channels_last=True)
+    assert_same_batches(again, found)
+    assert again[0][0].is_contiguous(memory_format=torch.channels_last)
+    assert load(images, info, 9, train=False, rank=10, world_size=11) == []
 
 
 @pytest.mark.parametrize("train", [True, False])
 def test_length_and_last_batch(train):
     images, info = make(count=10)
     loader = make_loader(images, info, Batching(4, train=train))
-    assert len(loader) == 3
-    assert loader.num_images == 10
+    assert (len(loader), loader.num_images) == (3, 10)
     assert [len(labels) for _, labels in loader.epoch(0)] == [4, 4, 2]
-
-
-@pytest.mark.parametrize("train", [True, False])
-def test_memory_format(train):
-    images, info = make()
-    plain = load(images, info, train=train)
-    for batch, _ in plain:
-        assert batch.is_contiguous()
-    last = load(images, info, train=train, channels_last=True)
-    for batch, _ in last:
-        assert batch.is_contiguous(memory_format=torch.channels_last)
-    assert_same(last, plain)
 
 
 @pytest.mark.parametrize("train", [True, False])
 def test_writing_into_a_batch_harms_nothing(train):
     images, info = make()
     loader = make_loader(images, info, Batching(4, train=train, seed=5))
-    kept = images.images.clone(), images.labels.clone()
     wanted = list(loader.epoch(0))
     for batch, labels in loader.epoch(0):
         batch.zero_()
         labels.zero_()
-    assert_same(list(loader.epoch(0)), wanted)
-    assert torch.equal(images.images, kept[0])
-    assert torch.equal(images.labels, kept[1])
-
-
-def test_batches_of_an_epoch_share_no_memory():
-    images, info = make()
-    batches = load(images, info)
-    for (first, _), (second, _) in pairwise(batches):
-        assert first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr()
+    assert_same_batches(list(loader.epoch(0)), wanted)
 
 
 @pytest.mark.gpu

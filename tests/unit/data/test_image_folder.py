@@ -65,16 +65,16 @@ def test_a_validation_set_may_lack_a_class_and_keeps_the_labels(folder):
     assert test.path(0).name == "n02_0.JPEG"
 
 
-def test_the_centre_crop_is_that_of_the_shorter_side_at_256():
+def test_the_centre_crop_is_that_of_the_shorter_side_at_256(folder):
     from PIL import Image
 
     # The horizontal position is written into the red channel: 500 wide, 375 high.
     ramp = np.zeros((375, 500, 3), dtype=np.uint8)
     ramp[..., 0] = np.linspace(0, 250, 500)[None]
     ramp[..., 1] = np.linspace(0, 250, 375)[:, None]
-    margin = image_folder._TEST_RESIZE
-    crop = np.asarray(centre_crop(Image.fromarray(ramp), 224, margin=margin)).astype(float)
-    assert crop.shape == (224, 224, 3)
+    Image.fromarray(ramp).save(folder / "val" / "n01" / "0.png")
+    _, test = read_imagenet(folder, INFO)
+    crop = test[0][0].permute(1, 2, 0).numpy().astype(float)
     # 341x256, so 58 columns and 16 rows fall away at each side.
     columns = (np.arange(224) + 0.5 + 58) / 341 * 250
     rows = (np.arange(224) + 0.5 + 16) / 256 * 250

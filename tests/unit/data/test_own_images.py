@@ -78,8 +78,9 @@ def test_a_grayscale_file_among_colour_ones_is_turned_to_colour(folder):
     gray = np.arange(256, dtype=np.uint8).reshape(16, 16)
     save(folder / "train" / "dog" / "1.png", gray)
     images = load_dataset(f"imagefolder:{folder}").train.images
-    assert images.shape[1] == 3
     assert torch.equal(images[5], torch.tensor(gray).expand(3, 16, 16))
+    large = load_dataset(f"imagefolder:{folder}", image_size=80).train
+    assert large[5][0].shape == (3, 80, 80)
 
 
 def test_a_colour_file_among_grayscale_ones_is_named(tmp_path):

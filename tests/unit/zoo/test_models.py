@@ -457,6 +457,18 @@ def test_condensenet_drops_between_relu_and_pointwise_conv(realloc):
     assert sum(isinstance(m, nn.Dropout) for m in model.modules()) == 90
 
 
+def test_a_block_with_closed_slots_drops_in_training_too():
+    block = narrow("condensenet182", selective=True, dropout=0.5).blocks[0][0].pointwise
+    block.conv.close([1])
+    x = torch.randn(4, block.conv.in_channels, 5, 5)
+    torch.manual_seed(1)
+    dropped = block(x)
+    torch.manual_seed(1)
+    parts = block.conv(block.dropout(block.relu(block.norm(x))))
+    torch.testing.assert_close(dropped, parts, rtol=ROUNDING, atol=ROUNDING)
+    assert not torch.equal(block(x), dropped)
+
+
 @each_model
 def test_only_condensenet_drops(name):
     has_dropout = any(isinstance(m, nn.Dropout) for m in on_meta(name).modules())

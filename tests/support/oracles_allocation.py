@@ -108,7 +108,11 @@ def realloc_outcomes(
 
 
 def naive_select(
-    x: Tensor, gate: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor
+    x: Tensor,
+    gate: Tensor,
+    index: Tensor,
+    shift: Tensor | None = None,
+    shifted: Tensor | None = None,
 ) -> Tensor:
     """SelectChannel of `x` (N, C, ...), slot by slot, with the shift's formula as matrices."""
     slots = []
@@ -116,7 +120,7 @@ def naive_select(
         channel = x[:, int(index[slot])]
         if not gate[slot]:
             channel = torch.zeros_like(channel)
-        elif shifted[slot]:
+        elif shift is not None and shifted[slot]:
             for axis in range(x.ndim - 2):
                 size = channel.shape[axis + 1]
                 out = torch.arange(size, dtype=x.dtype)[:, None]

@@ -7,26 +7,8 @@ import mpmath
 import numpy as np
 
 
-def naive_shift2d(x, b):
-    """Section 2.2, word for word: x (N, C, H, W), b (C, 2)."""
-    x, b = np.asarray(x, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    out = np.zeros_like(x)
-    height, width = x.shape[2:]
-    for n, c in np.ndindex(x.shape[:2]):
-        for row in range(height):
-            for column in range(width):
-                for p in range(height):
-                    for q in range(width):
-                        out[n, c, row, column] += (
-                            x[n, c, p, q]
-                            * max(0.0, 1 - abs(row - p + b[c, 0]))
-                            * max(0.0, 1 - abs(column - q + b[c, 1]))
-                        )
-    return out
-
-
 def naive_shift(x, b):
-    """The same formula with any number of spatial axes: x (N, C, ...), b (C, axes)."""
+    """Section 2.2, word for word, for any number of spatial axes: x (N, C, ...), b (C, axes)."""
     x, b = np.asarray(x, dtype=np.float64), np.asarray(b, dtype=np.float64)
     out = np.zeros_like(x)
     pixels = list(itertools.product(*(range(size) for size in x.shape[2:])))
@@ -45,19 +27,6 @@ def padded_slice(x, rows, columns):
     padded = np.pad(x, [(0, 0), (0, 0), (abs(rows),) * 2, (abs(columns),) * 2])
     top, left = abs(rows) + rows, abs(columns) + columns
     return padded[:, :, top : top + height, left : left + width]
-
-
-def naive_select(x, gate, index, shift=None, shifted=None):
-    """SelectChannel, slot by slot: `g_i * shift(x[index_i], b_i)`."""
-    x = np.asarray(x, dtype=np.float64)
-    out = np.zeros((x.shape[0], len(index), *x.shape[2:]))
-    for slot, source in enumerate(index):
-        if gate[slot]:
-            channel = x[:, [int(source)]]
-            if shift is not None and shifted[slot]:
-                channel = naive_shift(channel, [[float(offset) for offset in shift[slot]]])
-            out[:, [slot]] = channel
-    return out
 
 
 def naive_ecdm(weight, mean, groups=1):

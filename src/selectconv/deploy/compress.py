@@ -142,7 +142,8 @@ class _Builder:
         """Bring an input to the channels that an operation works on."""
         kept = self.layout.kept[op.node]
         if op.kind in BY_CHANNEL and self.flow.operations[other].kind is Kind.TENSOR:
-            return self._tensor(other, channel_axis(self.flow, op, other), kept)
+            axis = channel_axis(self.flow, op, other)
+            return self._tensor(other, axis, None if axis is None else kept)
         if op.kind in BY_CHANNEL and is_channel_operand(self.flow, op, other):
             return self._gather(other, kept)
         return self._value(other)
@@ -157,6 +158,9 @@ class _Builder:
     ) -> fx.Node:
         """Write a parameter or buffer that is read by itself, and not by a module."""
         value, name = self.flow.tensor(node), str(node.target).replace(".", "_")
+        key = (name, axis, None if wanted is None else wanted.tobytes())
+        if key in self.written:
+            return self.written[key]
         part = value.detach().clone()
         if axis is not None and wanted is not None:
             part = part.index_select(axis, torch.from_numpy(wanted).to(part.device))
@@ -164,15 +168,9 @@ class _Builder:
             part = part.new_empty(0)
         elif isinstance(value, nn.Parameter):
             part = nn.Parameter(part, requires_grad=part.is_floating_point())
-        key = (name, axis, None if axis is None or wanted is None else wanted.tobytes())
-        return self._attribute(key, name, part)
-
-    def _attribute(self, key: Any, name: str, value: Tensor) -> fx.Node:
-        """Write a tensor, once for each key."""
-        if key not in self.written:
-            name = f"{name}_{len(self.made)}" if name in self.made else name
-            self.made[name] = value
-            self.written[key] = self.graph.get_attr(name)
+        name = f"{name}_{len(self.made)}" if name in self.made else name
+        self.made[name] = part
+        self.written[key] = self.graph.get_attr(name)
         return self.written[key]
 
     def _gather(self, other: fx.Node, wanted: Channels) -> fx.Node:
@@ -185,8 +183,9 @@ class _Builder:
     def _select(self, x: fx.Node, place: Channels) -> fx.Node:
         key = (x, place.tobytes())
         if key not in self.written:
-            value = torch.from_numpy(place).to(next(self.flow.root.parameters()).device)
-            index = self._attribute(place.tobytes(), f"channels_{len(self.written)}", value)
+            name = f"channels_{len(self.written)}"
+            self.made[name] = torch.from_numpy(place).to(next(self.flow.root.parameters()).device)
+            index = self.graph.get_attr(name)
             self.written[key] = self.graph.call_function(torch.index_select, (x, 1, index))
         return self.written[key]
 

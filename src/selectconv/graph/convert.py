@@ -130,7 +130,10 @@ def convert(
     if not layers and selective_layers(root):
         warn("the model is already converted; nothing was changed.")
     elif not layers:
-        raise ConversionError(_nothing_chosen(refused))
+        reasons = [f"{name or '(model)'}: {why}" for name, why in refused.items()]
+        more = f" and {len(reasons) - 5} more" if len(reasons) > 5 else ""
+        listed = "; ".join(reasons[:5]) or "there are none"
+        raise ConversionError(f"none of the {len(reasons)} convs is eligible: {listed}{more}.")
     else:
         _swap(root, layers, refused)
     return model
@@ -201,17 +204,6 @@ def _watch(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> d
         for handle in handles:
             handle.remove()
     return seen
-
-
-def _nothing_chosen(refused: dict[str, str]) -> str:
-    """Say why no conv of a model was chosen."""
-    if not refused:
-        return "`model` has no convolutions to convert."
-    reasons = "; ".join(f"{name or '(model)'}: {why}" for name, why in list(refused.items())[:5])
-    more = f" and {len(refused) - 5} more" if len(refused) > 5 else ""
-    if _LEFT_OUT in refused.values():
-        return f"`where` left out every eligible conv of {len(refused)}: {reasons}{more}."
-    return f"none of the {len(refused)} convs is eligible: {reasons}{more}."
 
 
 @dataclass(frozen=True)

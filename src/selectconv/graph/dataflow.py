@@ -183,7 +183,10 @@ def _trace(root: nn.Module, arguments: Mapping[str, Any]) -> fx.Graph:
                 f"`example_input`: the model fails on it with {error}"
             ) from error.__cause__
         except Exception as error:  # user code under a tracer can fail in any way
-            here, line = _place(root, tracer), failed_line(error)
+            # torch.fx leaves the module on its stack whose forward failed.
+            name, kind = next(reversed(tracer.module_stack.values()), ("", type(root)))
+            here = f"`{name}` ({kind.__name__})" if name else f"`{kind.__name__}`"
+            line = failed_line(error)
             if fixed is Fixed.ALL or isinstance(error, DependsOnValues):
                 raise CompressionError(
                     f"{here} cannot be traced: {first_line(error)}, in {line}. The model itself, "
@@ -199,13 +202,6 @@ def _trace(root: nn.Module, arguments: Mapping[str, Any]) -> fx.Graph:
             "result is only valid for these."
         )
     return graph
-
-
-def _place(root: nn.Module, tracer: ShapeTracer) -> str:
-    """Name the module in which tracing failed."""
-    inside = tracer.inside[-1] if tracer.inside else ""
-    kind = type(root.get_submodule(inside)).__name__
-    return f"`{inside}` ({kind})" if inside else f"`{kind}`"
 
 
 def classify(node: fx.Node, module: nn.Module | None) -> Kind:

@@ -26,7 +26,6 @@ from selectconv.core.mean_source import (
     ConstantMean,
     SelectedMean,
 )
-from selectconv.core.moments import Activation
 from selectconv.graph.operations import (
     ATTRIBUTES,
     Family,
@@ -46,7 +45,7 @@ from selectconv.graph.tracer import Tracer, first_line, settle
 _SAME_VALUES = {Family.IDENTITY, Family.CAST, Family.CONTIGUOUS, Family.COPY}
 _SAME_MEAN = {Family.DROPOUT, Family.ADAPTIVE_AVERAGE_POOL, Family.RESIZE}
 # After these, and after modules with weights of their own, raw input is no longer raw.
-_RAW_ENDS = {Family.ACTIVATION, Family.LAYER, Family.NORM, Family.SIZE, Family.FILL}
+_RAW_ENDS = {Family.ACTIVATION, Family.LAYER, Family.NORM, Family.SIZE}
 _UNPADDED = (0, (0,), (0, 0), (0, 0, 0))
 
 
@@ -123,20 +122,9 @@ def _is_leaf(module: nn.Module) -> bool:
 class Call(NamedTuple):
     """An elementwise function, with the arguments that follow its input."""
 
-    function: Activation
+    function: Any
     args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = {}
-
-    @property
-    def differs_by_channel(self) -> bool:
-        """It treats channels differently."""
-        return isinstance(self.function, nn.PReLU) and self.function.num_parameters > 1
-
-    def __repr__(self) -> str:
-        function: Any = self.function
-        name = getattr(function, "__name__", type(function).__name__)
-        settings = [*map(repr, self.args), *(f"{key}={val!r}" for key, val in self.kwargs.items())]
-        return f"{name}({', '.join(settings)})" if settings else name
+    kwargs: Mapping[str, Any] = MappingProxyType({})
 
 
 class Chain:
@@ -154,7 +142,12 @@ class Chain:
         return x
 
     def __repr__(self) -> str:
-        return " + ".join(map(repr, self.calls))
+        words = []
+        for function, args, kwargs in self.calls:
+            settings = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
+            name = getattr(function, "__name__", type(function).__name__)
+            words.append(f"{name}({', '.join(settings)})" if settings else name)
+        return " + ".join(words)
 
 
 class _Walk:
@@ -188,8 +181,8 @@ class _Walk:
         # A mean that is kept says nothing about the mean of a non-linear function after it.
         if _keeps_values(node, module) or (not acts and _keeps_mean(node, module)):
             return self.closed_form(before, acts)
-        if any(act.differs_by_channel for act in acts):
-            return None
+        if any(getattr(act.function, "num_parameters", 1) > 1 for act in acts):
+            return None  # a PReLU with a slope for each channel of what is joined or moved
         if family is Family.CONCAT:
             parts = [self.closed_form(x, acts) for x in concatenated(node, self.axes) or [None]]
             known = [part for part in parts if part is not None]

@@ -42,7 +42,6 @@ class Family(Enum):
     VIEW = auto()  # rearranges values, and may share its input's memory
     REORDER = auto()  # rearranges values in memory of its own
     SIZE = auto()  # takes a shape or a type, but no values
-    FILL = auto()  # constants of a given shape
     OTHER = auto()  # known to files only
 
 
@@ -179,10 +178,10 @@ TABLE = (
         Family.REORDER, "flip roll repeat repeat_interleave channel_shuffle pixel_unshuffle",
         nn.ChannelShuffle, nn.PixelUnshuffle,
     ),
-    _row(Family.SIZE, "size dim ndimension numel type"),
     _row(
-        Family.FILL,
-        "zeros zeros_like new_zeros ones_like full_like empty_like new_ones new_full new_empty",
+        Family.SIZE,
+        "size dim ndimension numel type zeros zeros_like new_zeros ones_like full_like empty_like "
+        "new_ones new_full new_empty",
     ),
     _row(
         Family.OTHER,

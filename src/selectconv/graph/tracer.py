@@ -57,10 +57,6 @@ class Tracer(fx.Tracer):
     Args:
         is_leaf: returns whether a module is one step of the graph.
         settled: arguments of the traced forward that have one value, by name.
-
-    Attributes:
-        inside: names of the modules whose forward is under way, outermost first. After an exception
-            they say where it was raised.
     """
 
     proxy_class: type[Proxy] = Proxy
@@ -69,7 +65,6 @@ class Tracer(fx.Tracer):
         super().__init__()
         self.is_leaf = is_leaf
         self.settled = settled
-        self.inside: list[str] = []
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """Make the value that stands for a step while the model's code runs."""
@@ -90,10 +85,7 @@ class Tracer(fx.Tracer):
         """Trace a call of a module; wrapped parts are traced as if they were not."""
         if (wrapped := inner_module(m)) is not None:
             return wrapped(*args, **kwargs)
-        self.inside.append(self.path_of_module(m))
-        out = super().call_module(m, forward, args, kwargs)
-        self.inside.pop()
-        return out
+        return super().call_module(m, forward, args, kwargs)
 
 
 class Fixed(IntEnum):

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import shutil
 import struct
 import tarfile
 import zipfile
@@ -56,35 +57,31 @@ def cifar_records(labels: np.ndarray, images: np.ndarray) -> bytes:
     )
 
 
-def write_cifar10(folder: Path, *, per_batch=3, num_test=4, seed=0):
-    """Return images and labels of the training set, images and labels of the test set."""
+def _write_cifar(folder: Path, sizes: dict[str, int], *spans: tuple[int, int]):
+    """Write files of so many images, whose labels lie in the spans; the last label counts."""
     folder.mkdir(parents=True, exist_ok=True)
-    draw = np.random.default_rng(seed)
-    sizes = [per_batch] * 5 + [num_test]
-    names = [f"data_batch_{number}.bin" for number in range(1, 6)] + ["test_batch.bin"]
+    draw = np.random.default_rng(0)
     parts = []
-    for name, size in zip(names, sizes, strict=True):
+    for name, size in sizes.items():
         images = draw.integers(0, 256, (size, 3, 32, 32), dtype=np.uint8)
-        labels = draw.integers(0, 10, (size, 1), dtype=np.uint8)
+        labels = np.hstack([draw.integers(*span, (size, 1), dtype=np.uint8) for span in spans])
         (folder / name).write_bytes(cifar_records(labels, images))
-        parts.append((images, labels[:, 0]))
+        parts.append((images, labels[:, -1]))
+    return parts
+
+
+def write_cifar10(folder: Path):
+    """Return images and labels of the training set, images and labels of the test set."""
+    batches = {f"data_batch_{number}.bin": 3 for number in range(1, 6)}
+    *train, test = _write_cifar(folder, {**batches, "test_batch.bin": 4}, (0, 10))
     (folder / "batches.meta.txt").write_text("airplane\n")
-    train_images = np.concatenate([images for images, _ in parts[:5]])
-    train_labels = np.concatenate([labels for _, labels in parts[:5]])
-    return train_images, train_labels, *parts[5]
+    return *map(np.concatenate, zip(*train, strict=True)), *test
 
 
-def write_cifar100(folder: Path, *, num_train=7, num_test=4, seed=0):
-    folder.mkdir(parents=True, exist_ok=True)
-    draw = np.random.default_rng(seed)
-    result = []
-    for name, size in (("train.bin", num_train), ("test.bin", num_test)):
-        images = draw.integers(0, 256, (size, 3, 32, 32), dtype=np.uint8)
-        coarse = draw.integers(0, 20, (size, 1), dtype=np.uint8)
-        fine = draw.integers(20, 100, (size, 1), dtype=np.uint8)
-        (folder / name).write_bytes(cifar_records(np.hstack([coarse, fine]), images))
-        result += [images, fine[:, 0]]
-    return tuple(result)
+def write_cifar100(folder: Path):
+    """Return the same of CIFAR-100, with its fine labels."""
+    train, test = _write_cifar(folder, {"train.bin": 7, "test.bin": 4}, (0, 20), (20, 100))
+    return *train, *test
 
 
 def write_jpeg(path: Path, grey: int, *, size=(64, 64), mode="RGB") -> None:
@@ -153,16 +150,10 @@ def write_zip(path: Path, members) -> None:
             archive.writestr(member, content)
 
 
-def tar_of_folder(path: Path, folder: Path) -> None:
-    """What `tar czf` makes of a folder."""
-    with tarfile.open(path, "w:gz") as archive:
-        archive.add(folder, arcname=folder.name)
-
-
-def zip_of_folder(path: Path, folder: Path) -> None:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in sorted(folder.rglob("*")):
-            archive.write(file, file.relative_to(folder.parent).as_posix())
+def archive_folder(path: Path, folder: Path) -> None:
+    """What `tar czf` or `zip -r` makes of a folder."""
+    kind, suffix = ("zip", ".zip") if path.suffix == ".zip" else ("gztar", ".tar.gz")
+    shutil.make_archive(str(path).removesuffix(suffix), kind, folder.parent, folder.name)
 
 
 def assert_same_batches(first, second):

@@ -59,7 +59,7 @@ def test_a_label_out_of_range_is_refused(tmp_path, name, write, file, label):
 
 def test_files_of_the_other_cifar_are_refused(tmp_path):
     write_cifar10(tmp_path)
-    write_cifar100(tmp_path, num_train=7)
+    write_cifar100(tmp_path)
     (tmp_path / "data_batch_1.bin").write_bytes((tmp_path / "train.bin").read_bytes())
     with pytest.raises(DataError, match=r"data_batch_1\.bin is truncated or not a CIFAR-10 file"):
         load_dataset("cifar10", tmp_path)

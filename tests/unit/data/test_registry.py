@@ -10,15 +10,14 @@ import pytest
 import torch
 
 from data_files import (
+    archive_folder,
     listing,
-    tar_of_folder,
     write_cifar10,
     write_cifar100,
     write_fashion_mnist,
     write_image_folder,
     write_tar,
     write_tiny_imagenet,
-    zip_of_folder,
 )
 from selectconv.errors import DataError
 from selectconv.lab.data import (
@@ -268,7 +267,7 @@ def test_an_archive_is_unpacked_where_it_lies(tmp_path, inside):
     images, *_ = write_cifar10(tmp_path / "cifar-10-batches-bin")
     root.mkdir(parents=True)
     archive = root / "cifar-10-binary.tar.gz"
-    tar_of_folder(archive, tmp_path / "cifar-10-batches-bin")
+    archive_folder(archive, tmp_path / "cifar-10-batches-bin")
     assert find_dataset("cifar10", tmp_path / "root") == archive
     assert listing(root).keys() == {archive.name}  # finding changes nothing
     train = load_dataset("cifar10", tmp_path / "root").train
@@ -280,18 +279,18 @@ def test_an_archive_is_unpacked_where_it_lies(tmp_path, inside):
 
 
 @pytest.mark.parametrize(
-    ("name", "write", "pack", "file"),
+    ("name", "write", "file"),
     [
-        ("cifar10", write_cifar10, tar_of_folder, "cifar-10-binary.tar.gz"),
-        ("tiny-imagenet", write_tiny_imagenet, zip_of_folder, "tiny-imagenet-200.zip"),
+        ("cifar10", write_cifar10, "cifar-10-binary.tar.gz"),
+        ("tiny-imagenet", write_tiny_imagenet, "tiny-imagenet-200.zip"),
     ],
 )
 def test_official_archives_are_fetched_unpacked_and_kept(
-    served, monkeypatch, places, tmp_path, name, write, pack, file
+    served, monkeypatch, places, tmp_path, name, write, file
 ):
     folder = tmp_path / ENTRIES[name].places[0]
     write(folder)
-    pack(served / file, folder)
+    archive_folder(served / file, folder)
     publish(monkeypatch, served, name)
     wanted = load_dataset(name, tmp_path)
     for _ in range(2):

@@ -493,7 +493,7 @@ def test_a_folder_in_use_is_refused_and_its_process_named(flags, finished, capsy
     before = sorted(entry.name for entry in finished.iterdir())
     script = (
         "import sys\nfrom pathlib import Path\n"
-        "from selectconv.lab.train.folder_lock import locked\n"
+        "from selectconv.lab.train.run_folder import locked\n"
         f"with locked(Path({str(finished)!r})):\n"
         "    print('held', flush=True)\n    sys.stdin.read()\n"
     )
@@ -504,7 +504,7 @@ def test_a_folder_in_use_is_refused_and_its_process_named(flags, finished, capsy
         assert holder.stdout.readline() == "held\n"
         assert main(["train", *SMALL, *flags, "--out", str(finished)]) == 2
         assert f"is in use by process {holder.pid} on " in complaint(capsys)
-        assert sorted(e.name for e in finished.iterdir() if e.name != ".lock.json") == before
+        assert sorted(e.name for e in finished.iterdir() if e.name != ".lock.txt") == before
     finally:
         holder.kill()
         holder.communicate()

@@ -166,7 +166,7 @@ def test_a_file_that_is_replaced_between_two_looks_is_not_called_damaged(tmp_pat
     assert not is_unchanged(tmp_path / LAST)
 
 
-@pytest.mark.parametrize("name", [".lock", ".lock.json", ".lock.json.part", "config.yaml.part"])
+@pytest.mark.parametrize("name", [".lock", ".lock.txt", ".lock.txt.part", "config.yaml.part"])
 def test_what_a_kill_leaves_before_the_settings_is_nothing(folder, name):
     (folder / name).write_text("")
     assert folder.is_empty()

@@ -18,8 +18,7 @@ from selectconv.lab.data.registry import Splits, dataset_info
 from selectconv.lab.train.config import resolve
 from selectconv.lab.train.device import build_fabric
 from selectconv.lab.train.estimate import reallocate
-from selectconv.lab.train.evaluation import Batches
-from selectconv.lab.train.loop import Training
+from selectconv.lab.train.loop import Batches, Training
 from selectconv.lab.zoo import create_model
 from selectconv.lab.zoo.blocks import norm_relu_conv
 

@@ -26,7 +26,7 @@ def run(options: Namespace) -> None:
     from selectconv.lab.cli.display import RunDisplay
     from selectconv.lab.data.registry import describe_lack, load_dataset
     from selectconv.lab.train.device import build_fabric, settings_for_testing
-    from selectconv.lab.train.evaluation import evaluate, load_part
+    from selectconv.lab.train.loop import evaluate, load_part
     from selectconv.lab.train.network import load_run
     from selectconv.lab.train.run_data import check_same_images
     from selectconv.lab.train.run_folder import is_first_process

@@ -13,8 +13,7 @@ from selectconv.lab.cli.output import check_folder
 from selectconv.lab.cli.parser import Argument, count, switch
 from selectconv.lab.reproduce.grid import TABLES, Grid, PlannedRun, load_grid
 from selectconv.lab.reproduce.jobs import LOGS, RUNS, find_state, run_local, threads_of
-from selectconv.lab.train.folder_lock import locked
-from selectconv.lab.train.run_folder import RunFolder
+from selectconv.lab.train.run_folder import RunFolder, locked
 from selectconv.tables import counted, text_table
 
 EXAMPLES = [

@@ -25,9 +25,8 @@ from selectconv.lab.train.config import (
     setting_names,
     setting_types,
 )
-from selectconv.lab.train.folder_lock import check_free, locked
 from selectconv.lab.train.manifest import CHECKPOINT
-from selectconv.lab.train.run_folder import RunFolder, is_first_process
+from selectconv.lab.train.run_folder import RunFolder, check_free, is_first_process, locked
 
 EXAMPLES = [
     (

@@ -69,39 +69,22 @@ def load_weights(path: Path, model: nn.Module, *, slimmed: bool = False) -> None
 
 
 def fit_shapes(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Narrow a model's layers, in place, to the shapes of a slimmed model's state_dict.
+    """Give a model's layers, in place, the shapes of a slimmed model's state_dict.
 
-    What was narrowed holds new tensors of unset values, for `load_state_dict` to fill.
-
-    Raises:
-        RunError: the shapes are not those of a slimmed copy of the model; nothing was changed.
+    What changes holds new tensors of unset values, for `load_state_dict` to fill.
     """
-    narrowed: list[tuple[nn.Module, str, Tensor]] = []
     for name, module in model.named_modules():
-        for key, tensor in (
-            *module.named_parameters(recurse=False),
-            *module.named_buffers(recurse=False),
-        ):
-            stored = weights.get(f"{name}.{key}" if name else key)
-            if stored is None or stored.shape == tensor.shape:
-                continue  # what is missing, load_state_dict names
-            is_narrower = stored.ndim == tensor.ndim and all(
-                have <= most for have, most in zip(stored.shape, tensor.shape, strict=True)
-            )
-            if not is_narrower or type(module) not in (nn.Conv2d, nn.BatchNorm2d, nn.Linear):
-                raise RunError(
-                    f"`{name}.{key}` has shape {tuple(stored.shape)}, which slimming cannot make "
-                    f"of the network's {tuple(tensor.shape)}."
-                )
-            narrowed.append((module, key, torch.empty_like(stored, device=tensor.device)))
-    for module, key, tensor in narrowed:
-        is_parameter = key in module._parameters
-        setattr(module, key, nn.Parameter(tensor) if is_parameter else tensor)
-    for module, _, _ in narrowed:
+        if not isinstance(module, nn.Conv2d | nn.BatchNorm2d | nn.Linear):
+            continue
+        for key, tensor in module.state_dict().items():
+            stored = weights[f"{name}.{key}"]
+            if stored.shape != tensor.shape:
+                new = torch.empty_like(stored, device=tensor.device)
+                setattr(module, key, nn.Parameter(new) if key in module._parameters else new)
+        width = len(module.weight)
         if isinstance(module, nn.Conv2d):
-            module.out_channels = module.weight.shape[0]
-            module.in_channels = module.weight.shape[1] * module.groups
+            module.out_channels, module.in_channels = width, module.weight.shape[1] * module.groups
         elif isinstance(module, nn.BatchNorm2d):
-            module.num_features = module.weight.shape[0]
-        elif isinstance(module, nn.Linear):
+            module.num_features = width
+        else:
             module.out_features, module.in_features = module.weight.shape

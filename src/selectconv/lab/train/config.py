@@ -40,7 +40,7 @@ Group = Literal["task", "training", "tuning", "selection", "aside"]
 
 def setting(
     help: str,
-    check: Callable[[str, Any], object],
+    check: Callable[[str, Any], object] | None,
     *,
     group: Group = "training",
     none_word: str | None = None,
@@ -50,8 +50,8 @@ def setting(
 
     Args:
         help: one line for `--help`, without the default.
-        check: called with the name and a value; raises TypeError or ValueError. None is accepted
-            where the type says so.
+        check: called with the name and a value; raises TypeError or ValueError. A value None is
+            accepted where the type says so. None: `TrainConfig` itself checks it.
         group: what it belongs to.
         none_word: how None is written in flags and files, if it is a choice of its own; otherwise
             a missing value or null means None.
@@ -59,23 +59,6 @@ def setting(
     """
     declared = {"help": help, "check": check, "group": group, "none_word": none_word}
     return field(metadata=declared, **default)
-
-
-def _check_model(name: str, value: Any) -> None:
-    from selectconv.lab.zoo.external import check_model_name
-
-    check_model_name(value)
-
-
-def _check_data(name: str, value: Any) -> None:
-    from selectconv.lab.data.registry import check_dataset_name
-
-    check_dataset_name(value)
-
-
-def _check_mapping(name: str, value: Any) -> None:
-    if not isinstance(value, dict):
-        raise TypeError(f"`{name}` must be a mapping such as {{growth_rate: 8}}, got {value!r}.")
 
 
 _at_least_one = partial(check_count, minimum=1)
@@ -88,21 +71,21 @@ class TrainConfig:
     model: str = setting(
         "the network: a name from `selectconv models`, timm:NAME, or package.module:function, "
         "a function that is called with num_classes and in_channels",
-        _check_model,
+        None,
         group="task",
         default="densenet40",
     )
     model_options: dict[str, Any] = setting(  # noqa: RUF009 - makes a field
         "options of the network, such as '{growth_rate: 8, units: [3, 3, 3]}'; for networks that "
         "are not from `selectconv models`, also `realloc` and `min_channels` of `sc.convert`",
-        _check_mapping,
+        None,
         group="task",
         default_factory=dict,
     )
     data: str = setting(
         "the data set: a name from `selectconv data list`, or imagefolder:DIR for your own images, "
         "where DIR has train/ and test/, each with one folder per class",
-        _check_data,
+        None,
         group="task",
         default="cifar10",
     )
@@ -237,20 +220,31 @@ class TrainConfig:
         hints = get_type_hints(TrainConfig)
         for declared in fields(self):
             value = getattr(self, declared.name)
-            if value is not None or type(None) not in get_args(hints[declared.name]):
-                declared.metadata["check"](declared.name, value)
-        self._check_images()
+            check = declared.metadata["check"]
+            if check and (value is not None or type(None) not in get_args(hints[declared.name])):
+                check(declared.name, value)
+        self._check_task()
         self._check_method()
 
-    def _check_images(self) -> None:
-        """Check that the data set has enough images.
+    def _check_task(self) -> None:
+        """Check the network's name and options, and that the data set has enough images.
 
         The user's own images are counted when they are read, so that a run's settings are valid
         on any machine.
         """
-        from selectconv.lab.data.registry import check_amounts, dataset_info, list_datasets
+        from selectconv.lab.data.registry import (
+            check_amounts,
+            check_dataset_name,
+            dataset_info,
+            list_datasets,
+        )
+        from selectconv.lab.zoo.external import check_model_name
 
-        if self.data in list_datasets():
+        check_model_name(self.model)
+        if not isinstance(self.model_options, dict):
+            wanted = "a mapping such as {growth_rate: 8}"
+            raise TypeError(f"`model_options` must be {wanted}, got {self.model_options!r}.")
+        if check_dataset_name(self.data) in list_datasets():
             check_amounts(dataset_info(self.data, self.image_size), self.subset, self.test_subset)
 
     def _check_method(self) -> None:
@@ -292,11 +286,10 @@ class TrainConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain types, in the order in which they are declared."""
-        values = {declared.name: getattr(self, declared.name) for declared in fields(self)}
         # In YAML, null is "not given"; where None is a choice, it has a word of its own.
         return {
-            name: _declared(name)["none_word"] if value is None else value
-            for name, value in values.items()
+            name: declared["none_word"] if getattr(self, name) is None else getattr(self, name)
+            for name, declared in _DECLARED.items()
         }
 
     def lr_at(self, step: int, steps: int) -> float:
@@ -314,14 +307,12 @@ def as_file_name(name: str) -> str:
     return re.sub(r"[^\w.-]", "-", name)
 
 
-def _declared(name: str) -> Mapping[str, Any]:
-    return TrainConfig.__dataclass_fields__[name].metadata
+_DECLARED = {declared.name: declared.metadata for declared in fields(TrainConfig)}
 
 
 def setting_names(group: str | None = None) -> list[str]:
     """Return the names of all settings, or of those of one group."""
-    names = [declared.name for declared in fields(TrainConfig)]
-    return [name for name in names if group in (None, _declared(name)["group"])]
+    return [name for name in _DECLARED if group in (None, _DECLARED[name]["group"])]
 
 
 def setting_types() -> dict[str, type]:
@@ -336,7 +327,7 @@ def setting_types() -> dict[str, type]:
 
 def describe_setting(name: str) -> str:
     """Return a setting's line of help, with its default."""
-    help, default = _declared(name)["help"], _defaults()[name]
+    help, default = _DECLARED[name]["help"], _defaults()[name]
     if default in (None, {}):
         return str(help)
     shown = f"{default:g}" if isinstance(default, float) else str(default)
@@ -395,7 +386,6 @@ def resolve(given: Mapping[str, Any]) -> TrainConfig:
     method = METHODS.get(str(values["method"]))  # None: refused below
     if method and values["target_macs"] is None and values["target_params"] is None:
         values["target_macs"] = method.target_macs
-    for name in setting_names():
-        if values[name] is not None and values[name] == _declared(name)["none_word"]:
-            values[name] = None
-    return TrainConfig(**values)
+    words = {name: declared["none_word"] for name, declared in _DECLARED.items()}
+    settings: dict[str, Any] = {n: None if v == words[n] else v for n, v in values.items()}
+    return TrainConfig(**settings)

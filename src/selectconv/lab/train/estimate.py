@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from rich.table import Column, Table
 from torch import nn
 
 from selectconv.allocate.allocator import ChannelAllocator
@@ -41,27 +40,28 @@ def announce(config: TrainConfig, folder: Path, console: Console) -> None:
     check_network(config, info)
     with torch.random.fork_rng():
         model = build_model(config, info)
-    table = Table.grid("", Column(overflow="fold"), padding=(0, 2))  # paths are shown whole
-    table.add_row("network", f"{config.model}, {count_params(model):,} parameters")
     train_images = config.subset or info.num_train
-    tested = "no test images: no error is measured"
-    if info.num_test:
-        tested = f"{config.test_subset or info.num_test:,} test images"
+    tested = f"{config.test_subset or info.num_test:,} test images"
+    if not info.num_test:
+        tested = "no test images: no error is measured"
     shape = "x".join(map(str, info.shape))
-    table.add_row("data", f"{config.data}, {train_images:,} training and {tested}, {shape}")
     if is_missing:
-        table.add_row("", "not found on this machine: the run fetches it, or says what to do")
-    table.add_row("method", describe_method(config))
+        shape += "; not found on this machine: the run fetches it, or says what to do"
     steps = counted(-(-train_images // config.batch_size), "step")
     batch = counted(config.batch_size, "image")
-    epochs = counted(config.epochs, "epoch")
-    table.add_row("training", f"{epochs} of {steps} of {batch}, lr {config.lr}")
-    threads = counted(torch.get_num_threads(), "thread")
-    table.add_row("device", f"{device}, {config.precision}, {threads}")
-    table.add_row("folder", str(folder))
+    parameters = count_params(model)
     seconds = seconds_per_image(model, config, info) * count_images(config, info)
-    table.add_row("takes", f"about {describe_duration(seconds)}")
-    console.print(table, highlight=False)
+    plan = {
+        "network": f"{config.model}, {parameters:,} parameters",
+        "data": f"{config.data}, {train_images:,} training and {tested}, {shape}",
+        "method": describe_method(config),
+        "training": f"{counted(config.epochs, 'epoch')} of {steps} of {batch}, lr {config.lr}",
+        "device": f"{device}, {config.precision}, {counted(torch.get_num_threads(), 'thread')}",
+        "folder": str(folder),
+        "takes": f"about {describe_duration(seconds)}",
+    }
+    for name, words in plan.items():
+        console.print(f"{name:10}{words}", highlight=False)
 
 
 def count_images(config: TrainConfig, info: DatasetInfo) -> float:

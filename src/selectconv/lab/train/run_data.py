@@ -10,17 +10,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from selectconv.errors import RunError, UsageError
+from selectconv.errors import UsageError
 from selectconv.lab.data.image_set import DatasetInfo
 from selectconv.lab.data.registry import dataset_info
 from selectconv.lab.train.config import TrainConfig
 from selectconv.lab.train.run_folder import IMAGES, RunFolder
 
 _WORDS = {
-    "classes": "the classes {}",
-    "num_train": "{} training images",
-    "num_test": "{} test images",
-    "shape": "images of shape {}",
+    "classes": "classes",
+    "num_train": "number of training images",
+    "num_test": "number of test images",
+    "shape": "shape of the images",
 }
 
 
@@ -42,15 +42,9 @@ def run_data(folder: Path, config: TrainConfig) -> DatasetInfo:
     path = RunFolder(folder).check(IMAGES)
     if not path.exists():
         return describe_data(config)
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        known: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in content.items()
-        }
-        return DatasetInfo(**known)
-    except (OSError, TypeError, ValueError, AttributeError) as error:
-        raise RunError(f"{path} cannot be read: {error}.") from error
+    content: dict[str, Any] = json.loads(path.read_bytes())
+    lists = {key: tuple(value) for key, value in content.items() if isinstance(value, list)}
+    return DatasetInfo(**{**content, **lists})
 
 
 def record_data(folder: RunFolder, info: DatasetInfo) -> None:
@@ -78,12 +72,6 @@ def check_same_images(
         old, new = getattr(before, name), getattr(found, name)
         if old != new:
             raise UsageError(
-                f"`data`: the run began with {_WORDS[name].format(_say(old))}, and {found.name} "
-                f"has {_say(new)} now: restore the images, or {remedy}."
+                f"`data`: {found.name} has other images than the run began with: restore them, or "
+                f"{remedy}. Its {_WORDS[name]}: {new}; the run's: {old}."
             )
-
-
-def _say(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ("x" if isinstance(value[0], int) else ", ").join(map(str, value))
-    return f"{value:,}"

@@ -8,7 +8,8 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ import yaml
 from selectconv import __version__
 from selectconv.errors import RunError, UsageError
 from selectconv.files import read_json_lines, write_text
-from selectconv.lab.train.folder_lock import HOLDER, LOCK
 from selectconv.lab.train.manifest import (
     CHECKPOINT,
     MANIFEST,
@@ -38,9 +38,49 @@ OWN: tuple[str, ...] = (
 )  # fmt: skip
 # What `compress`, `export` and `report` make of a run, in its folder.
 COMPRESSED, ONNX, REPORT = "compressed.safetensors", "model.onnx", "report.html"
+LOCK, HOLDER = ".lock", ".lock.txt"
 _LOCK_FILES = (LOCK, HOLDER, f"{HOLDER}.part")
 # What a start that was cut short, before it wrote its settings, may leave behind.
 _BEGINNINGS = (MANIFEST, f"{MANIFEST}.part", f"{CONFIG}.part")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder, which is created if need be, while the block runs.
+
+    The system releases the lock when its process dies.
+
+    Raises:
+        UsageError: another process holds it; the message names that one.
+    """
+    from filelock import FileLock, Timeout
+
+    folder.mkdir(parents=True, exist_ok=True)
+    holder, lock = folder / HOLDER, FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        who = holder.read_text(encoding="utf-8") if holder.exists() else "another process"
+        raise UsageError(
+            f"{folder} is in use by {who}: wait until it ends, stop it, or choose another --out."
+        ) from None
+    try:
+        write_text(holder, f"process {os.getpid()} on {platform.node()}")
+        yield
+    finally:
+        holder.unlink(missing_ok=True)
+        lock.release()
+
+
+def check_free(folder: Path) -> None:
+    """Refuse a folder that another process holds; nothing is created.
+
+    Raises:
+        UsageError: another process holds it; the message names that one.
+    """
+    if (folder / LOCK).exists():
+        with locked(folder):
+            return
 
 
 def is_first_process() -> bool:

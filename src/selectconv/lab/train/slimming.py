@@ -7,7 +7,6 @@ Torch-Pruning does the penalty and the cutting; how much to cut is found here.
 
 import copy
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,8 +34,6 @@ _KEPT = 1e3  # added to the scores, which are of order 1, of channels that must 
 _CLOSE_ENOUGH = 0.002
 _TRIALS = 14
 
-Importance = Callable[[Any], Tensor | None]
-
 
 def slimming(
     config: TrainConfig, info: DatasetInfo, model: nn.Module, optimizer: Optimizer
@@ -63,7 +60,7 @@ class Slimmer:
     def __init__(self, config: TrainConfig, info: DatasetInfo, model: nn.Module) -> None:
         name, install = "`--method slimming`", "selectconv[pruning]"
         self.pruning = import_extra("torch_pruning", name, install, error=RunError)
-        self.importance: Importance = self.pruning.importance.BNScaleImportance()
+        self.importance = self.pruning.importance.BNScaleImportance()
         self.model, self.config, self.shape = model, config, info.shape
         with torch.device("meta"):
             dense = build_model(config, info)
@@ -162,7 +159,7 @@ class Slimmer:
         pruner = self.pruning.pruner.BNScalePruner(
             model,
             (torch.zeros(1, *self.shape, device=next(model.parameters()).device),),
-            importance=keep_some(self.importance),
+            importance=self._score,
             global_pruning=True,
             pruning_ratio=ratio,
             ignored_layers=fixed_layers(model),
@@ -170,16 +167,13 @@ class Slimmer:
         model.train(was_training)  # its tracing leaves the model in evaluation mode
         return pruner
 
+    def _score(self, group: Any) -> Tensor | None:
+        """Score the channels of a group, the best ones of every layer above all others.
 
-def keep_some(importance: Importance) -> Importance:
-    """Make an importance score the best channels of every layer above those of all others.
-
-    Torch-Pruning ranks the channels of all layers at once, and leaves a layer whole that would lose
-    all of them; so a layer must keep some.
-    """
-
-    def scores(group: Any) -> Tensor | None:
-        found = importance(group)
+        Torch-Pruning ranks the channels of all layers at once, and leaves a layer whole that would
+        lose all of them; so a layer must keep some.
+        """
+        found: Tensor | None = self.importance(group)
         if found is None:
             return None
         parts = channel_groups(group)
@@ -187,8 +181,6 @@ def keep_some(importance: Importance) -> Importance:
         bonus = torch.zeros_like(mean)
         bonus[mean.topk(num_kept(len(mean))).indices] = _KEPT
         return found + bonus.repeat(parts)
-
-    return scores
 
 
 def num_kept(channels: int) -> int:

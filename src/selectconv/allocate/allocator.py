@@ -13,18 +13,19 @@ import torch
 from torch import nn
 
 from selectconv.allocate.agreement import agree
-from selectconv.allocate.budget import Budget
+from selectconv.allocate.budget import Budget, CostAfter
 from selectconv.allocate.decision import Decided, decide
 from selectconv.allocate.optimizer_state import decays
-from selectconv.allocate.preview import GammaTable, tabulate_gammas
 from selectconv.allocate.replicas import Replicas, UnnamedAverages
-from selectconv.allocate.report import AllocationReport, Log, read_log
-from selectconv.allocate.settings import AllocatorState, Settings
-from selectconv.checks import check_count, check_seed, warn
+from selectconv.allocate.report import AllocationReport, GammaRow, GammaTable, Log, read_log
+from selectconv.allocate.settings import STATE_VERSION, AllocatorState, Settings
+from selectconv.checks import check_count, check_fraction, check_seed, warn
+from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import count_slots, unwrap
 from selectconv.core.plan import AllocationPlan
 from selectconv.core.threads import one_thread
-from selectconv.errors import AllocationError
+from selectconv.errors import AllocationError, CompressionError
+from selectconv.tables import counted
 
 
 class ChannelAllocator:
@@ -206,9 +207,7 @@ class ChannelAllocator:
         unknown = tuple(name for name, layer in self.layers.items() if not layer.knows_mean())
         known = {name: layer for name, layer in self.layers.items() if name not in unknown}
         if gammas is not None:
-            return tabulate_gammas(
-                self.settings, self.state, self.model, known, gammas, self._example_input
-            )
+            return self._tabulate(gammas, known)
         settings, protected = self.settings, self.state.protected(epoch, self.settings.grace)
         if not settings.closes or (unknown and self.budget is not None):
             return AllocationReport(None, AllocationPlan(), unknown=unknown)
@@ -268,7 +267,7 @@ class ChannelAllocator:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what resuming needs besides the model's own state: tensors and plain types."""
-        return self.state.to_dict(self.settings)
+        return {"version": STATE_VERSION, "settings": asdict(self.settings), **vars(self.state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict()` returned; load the model's own state into the model.
@@ -300,8 +299,33 @@ class ChannelAllocator:
             )  # fmt: skip
 
         with one_thread():
-            plan, generator = agree(decide_here, self._replicas.device)
-            self._replicas.apply(plan)
-        state = replace(self.state, generator=generator)
-        self.state = state.after(plan, self.last_epoch if epoch is None else epoch)
-        return plan
+            decided = agree(decide_here, self._replicas.device)
+            self._replicas.apply(decided.plan)
+        self.state = decided.state
+        return decided.plan
+
+    def _tabulate(self, gammas: Iterable[float], known: Mapping[str, SelectConvNd]) -> GammaTable:
+        """Count what the next step would close at each gamma, in layers that know their mean."""
+        num_slots = sum(layer.in_channels for layer in self.layers.values())
+        is_open = sum(int(layer.gate.sum()) for layer in self.layers.values())
+        notes = [f"of {num_slots:,} slots in {counted(len(self.layers), 'layer')}"]
+        if unknown := [name for name in self.layers if name not in known]:
+            notes.append(f"not known before the first batch: {', '.join(unknown)}")
+        counter = None
+        try:
+            if self._example_input is not None:
+                counter = CostAfter(self.model, self._example_input)
+        except CompressionError as error:
+            notes.append(f"the cost cannot be counted: {error}")
+        rows = []
+        for value in gammas:
+            gamma = check_fraction("gammas", value)
+            settings = replace(self.settings, gamma=gamma)
+            plan, _ = decide(settings, self.state, self.model, known, self.last_epoch + 1)
+            closed = sum(len(layer_plan.closed) for _, layer_plan in plan)
+            cost = None if counter is None else counter.count(plan.layers)
+            costs = () if cost is None else (cost.macs, cost.params)
+            rows.append(GammaRow(gamma, closed, len(plan.layers), is_open - closed, *costs))
+        table = GammaTable(rows)
+        table.notes = tuple(notes)
+        return table

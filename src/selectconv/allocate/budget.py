@@ -67,7 +67,7 @@ class CostAfter:
             width = layer.in_channels // layer.groups
             is_open = torch.arange(width, device="cpu") < math.ceil(kept * width)
             layer.gate.copy_(is_open.repeat(layer.groups))
-            layer.index.copy_(torch.arange(layer.in_channels))
+            layer.index.copy_(torch.arange(layer.in_channels, device="cpu"))
             layer.shifted.fill_(False)
         return self._counter.count()
 

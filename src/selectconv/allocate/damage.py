@@ -25,7 +25,7 @@ from selectconv.graph.example import evaluating
 from selectconv.tables import counted, html_table, text_table
 
 _CHUNK = 1 << 22  # numbers of the input that are unfolded at a time
-_FIGURES = (2, 4, 5)  # columns of figures
+_FIGURES = (2, 4)  # columns of figures
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,14 +58,12 @@ class LayerDamage:
         )
         return expected, measured
 
-    def correlation(self) -> float | None:
-        """Return Pearson's correlation of the `shares`; None where one side does not vary."""
-        return _pearson(*self.shares())
-
     def rank_correlation(self) -> float | None:
         """Return Spearman's correlation of the `shares`; None where one side does not vary."""
-        expected, measured = self.shares()
-        return _pearson(_ranks(expected), _ranks(measured))
+        a, b = (_ranks(side) for side in self.shares())
+        a, b = a - a.mean(), b - b.mean()
+        scale = float(a.norm() * b.norm())
+        return float(a @ b) / scale if scale > 0 else None
 
     def worst(self, count: int = 5) -> list[tuple[int, float, float]]:
         """Return the slots whose measured share exceeds the expected one most, the worst first.
@@ -94,16 +92,14 @@ class DamageReport(dict[str, LayerDamage]):
         return html_table(self._lines(), right=_FIGURES, note=self._note())
 
     def _lines(self) -> list[tuple[str, ...]]:
-        heads = ("layer", "E[X]", "open", "by", "r", "rank r", "worst slots: expected -> measured")
+        heads = ("layer", "E[X]", "open", "by", "rank r", "worst slots: expected -> measured")
         lines: list[tuple[str, ...]] = [heads]
         for name, row in self.items():
-            figures = [
-                "-" if figure is None else f"{figure:.2f}"
-                for figure in (row.correlation(), row.rank_correlation())
-            ]
+            rank = row.rank_correlation()
+            shown = "-" if rank is None else f"{rank:.2f}"
             worst = ", ".join(f"{slot}: {a:.2g} -> {b:.2g}" for slot, a, b in row.worst(3))
             is_open = str(int(row.is_open.sum()))
-            lines.append((name, row.source, is_open, row.damage, *figures, worst or "-"))
+            lines.append((name, row.source, is_open, row.damage, shown, worst or "-"))
         return lines
 
     def _note(self) -> str:
@@ -231,14 +227,8 @@ class _WindowMoments:
         return x.transpose(0, 1).reshape(x.shape[1], -1, math.prod(layer.kernel_size))
 
 
-def _pearson(a: Tensor, b: Tensor) -> float | None:
-    a, b = (values.double() - values.double().mean() for values in (a, b))
-    scale = float(a.norm() * b.norm())
-    return float(a @ b) / scale if scale > 0 else None
-
-
 def _ranks(values: Tensor) -> Tensor:
     """Rank from the smallest; equal values share the mean of their ranks."""
     _, inverse, counts = values.unique(return_inverse=True, return_counts=True)
-    ranks: Tensor = counts.cumsum(0) - (counts - 1) / 2
+    ranks: Tensor = counts.cumsum(0) - (counts - 1).double() / 2
     return ranks[inverse]

@@ -1,9 +1,10 @@
 """What an allocator would do at a step: a plan for each layer. Deciding changes nothing."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
 from selectconv.allocate.budget import Budget
 from selectconv.allocate.settings import AllocatorState, Settings
@@ -16,10 +17,10 @@ from selectconv.errors import AllocationError, naming
 
 
 class Decided(NamedTuple):
-    """What was decided: a plan, and the state of the random numbers after it."""
+    """What was decided: a plan, and the allocator's state after it."""
 
     plan: AllocationPlan
-    generator: Tensor
+    state: AllocatorState
 
 
 def decide(
@@ -51,7 +52,8 @@ def decide(
     layers = _reached(layers, is_first=state.last_epoch < 0)
     _check_layers(model, layers)
     generator = state.make_generator()
-    protected = state.protected(state.last_epoch if epoch is None else epoch, settings.grace)
+    now = state.last_epoch if epoch is None else epoch
+    protected = state.protected(now, settings.grace)
     if budget is not None and epoch is not None:
         plans = budget.plan(layers, epoch, protected, generator)
     else:
@@ -72,7 +74,7 @@ def decide(
                     generator=generator,
                 )
     plan = AllocationPlan({name: plan for name, plan in plans.items() if plan})
-    return Decided(plan, generator.get_state())
+    return Decided(plan, replace(state, generator=generator.get_state()).after(plan, now))
 
 
 def _reached(layers: Mapping[str, SelectConvNd], *, is_first: bool) -> Mapping[str, SelectConvNd]:

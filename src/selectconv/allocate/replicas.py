@@ -116,8 +116,6 @@ class Replicas:
         """Check plans that follow each other against the model and what the optimizer remembers."""
         gates = {name: layer.gate.cpu().clone() for name, layer in self.layers.items()}
         for plan in plans:
-            if not isinstance(plan, AllocationPlan):
-                raise TypeError(f"`plan` must be an AllocationPlan, got {type(plan).__name__}.")
             if unknown := sorted(set(plan.layers) - set(self.layers)):
                 raise AllocationError(
                     f"`plan` names layers that the model does not have: {unknown[:4]}."
@@ -148,8 +146,6 @@ class Replicas:
 
     def _layers_of(self, follower: nn.Module) -> dict[str, SelectConvNd]:
         """Return a follower's selective layers, which must be those of the model."""
-        if not isinstance(follower, nn.Module):
-            raise TypeError(f"`followers` must be models, got {type(follower).__name__}.")
         if getattr(follower, "use_buffers", False):
             # torch averages integers through floats and truncates: 29 becomes 28.
             raise AllocationError(

@@ -8,14 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import Any, NamedTuple
 
 from selectconv.core.plan import AllocationPlan
 from selectconv.errors import AllocationError, naming
 from selectconv.files import read_json_lines
-from selectconv.tables import counted, html_table
+from selectconv.tables import counted, html_table, text_table
 
 Log = str | PathLike[str] | Iterable[Mapping[str, Any]]
 
@@ -89,6 +87,51 @@ class AllocationReport:
         return html_table(lines, right=(1, 2), note=str(self))
 
 
+class GammaRow(NamedTuple):
+    """What a step would close at one gamma.
+
+    Attributes:
+        gamma: the gamma.
+        closed: the number of slots that the step would close.
+        layers: the number of layers that would close any.
+        open: the number of slots that would stay open, in all layers.
+        macs: multiply-adds of the model without the closed slots, before any is re-opened. None:
+            there is no example input, or the model cannot be counted.
+        params: the same for parameters.
+    """
+
+    gamma: float
+    closed: int
+    layers: int
+    open: int
+    macs: int | None = None
+    params: int | None = None
+
+
+class GammaTable(tuple[GammaRow, ...]):
+    """The rows of `preview(gammas=...)`, which print as a table and show as one in notebooks.
+
+    Attributes:
+        notes: of how many slots, what the rows leave out, and why.
+    """
+
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join([text_table(self._lines(), right=range(6)), *self.notes])
+
+    def _repr_html_(self) -> str:
+        return html_table(self._lines(), right=range(6), note=" ".join(self.notes))
+
+    def _lines(self) -> list[tuple[str, ...]]:
+        heads = ("gamma", "closed", "layers", "open", "multiply-adds", "parameters")
+        lines: list[tuple[str, ...]] = [heads]
+        for gamma, *counts in self:
+            shown = ("-" if number is None else f"{number:,}" for number in counts)
+            lines.append((f"{gamma:g}", *shown))
+        return lines
+
+
 def read_log(log: Log, *, epochs: int | None = None) -> list[AllocationReport]:
     """Read what each step did.
 
@@ -103,12 +146,8 @@ def read_log(log: Log, *, epochs: int | None = None) -> list[AllocationReport]:
     """
     if isinstance(log, str | PathLike):
         where, rows = f"{log}, line", read_json_lines(Path(log), error=AllocationError)
-    elif isinstance(log, Iterable) and not isinstance(log, Mapping | Tensor):
-        where, rows = "row", list(log)
     else:
-        raise AllocationError(
-            f"`log` must be the path of a jsonl file or its rows, got {type(log).__name__}."
-        )
+        where, rows = "row", list(log)
     reports = []
     for number, row in enumerate(rows, start=1):
         with naming(f"{where} {number}"):

@@ -159,13 +159,9 @@ class AllocatorState:
         }
         return replace(self, opened_at={**self.opened_at, **opened_at})
 
-    def to_dict(self, settings: Settings) -> dict[str, Any]:
-        """Return an allocator's `state_dict`: tensors and plain types."""
-        return {"version": STATE_VERSION, "settings": asdict(settings), **vars(self)}
-
     @classmethod
     def from_dict(cls, state: Mapping[str, Any], settings: Settings, like: Self) -> Self:
-        """Read what `to_dict` wrote; warn of settings that are others than these.
+        """Read an allocator's `state_dict`; warn of settings that are others than these.
 
         Args:
             state: what to read.

@@ -664,12 +664,6 @@ def test_a_follower_must_stand_in_a_list():
             allocator_for(model, followers=followers)
 
 
-def test_a_log_is_a_path_or_rows():
-    for log in (3, {}, torch.tensor(1.0)):
-        with pytest.raises(sc.AllocationError, match="`log` must be the path of a jsonl file or"):
-            allocator_for(conv_net()).replay(log)
-
-
 def test_preview_names_the_layers_that_have_seen_nothing():
     model = nn.Sequential(
         nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1)

@@ -97,10 +97,10 @@ def test_agrees_with_ecdm_where_its_assumption_holds():
     # 51200 samples: a relative standard error of about 1 / sqrt(51200) = 0.5 %; five of them.
     scale = damage.expected.abs().amax()
     assert (damage.measured - damage.expected).abs().amax() < 0.025 * scale
-    assert damage.correlation() > 0.99
+    assert damage.rank_correlation() > 0.9
 
 
-def test_correlations_are_those_of_scipy_and_the_worst_are_named():
+def test_the_correlation_is_that_of_scipy_and_the_worst_are_named():
     damage = sc.observe_damage(one_layer(padding=1), [batch_for(2) + 1.0])["2"]
     tied = damage.expected.clone()
     tied[:3] = tied[0]  # equal shares share their rank
@@ -113,7 +113,6 @@ def test_correlations_are_those_of_scipy_and_the_worst_are_named():
         ]
         for matrix in (damage.expected, damage.measured)
     )
-    assert damage.correlation() == pytest.approx(stats.pearsonr(expected, measured)[0])
     assert damage.rank_correlation() == pytest.approx(stats.spearmanr(expected, measured)[0])
     rows = zip(slots, expected, measured, strict=True)
     excess = sorted((row for row in rows if row[2] > row[1]), key=lambda row: row[1] - row[2])
@@ -126,7 +125,7 @@ def test_a_side_that_does_not_vary_has_no_correlation():
     with torch.no_grad():
         model[2].weight.zero_()
     report = sc.observe_damage(model, [batch_for(2)])
-    assert report["2"].correlation() is None
+    assert report["2"].rank_correlation() is None
     assert report["2"].worst() == []
     assert " - " in str(report)
     model[2].close([0, 1, 2, 3, 4, 5, 6])

@@ -55,7 +55,7 @@ def cases(draw, max_slots=9):
     images = draw(st.sampled_from([1, 2, 3, 8, 9, 19]))
     size = [draw(st.integers(1, 7)) for _ in range(axes)]
     if draw(st.integers(0, 3)) == 0:
-        size[-1] = draw(st.integers(30, 34))  # narrow maps have a way of their own
+        size[-1] = draw(st.integers(30, 34))  # longer than a vector
     torch.manual_seed(draw(st.integers(0, 2**31)))
     x = torch.randn(images, slots, *size) * 2 + torch.randn(slots, *[1] * axes)
     if axes == 2 and draw(st.booleans()):

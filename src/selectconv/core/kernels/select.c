@@ -27,6 +27,9 @@ typedef struct {
     const float *shift;
 } Shape;
 
+/* Floats of scratch space that a shift needs, at most. */
+#define SCRATCH(shape) (3 * (shape)->width + 2)
+
 static void split_offset(float b, int64_t size, int64_t *whole, float *fraction) {
     float bound = (float)(size + 1); /* from `size` on the frame is empty */
     b = b < -bound ? -bound : b > bound ? bound : b;
@@ -69,7 +72,7 @@ static void activate_plane(const float *restrict x, float *restrict y, int64_t s
 }
 
 /* out[y][x] = (1 - f) * v[x + right] + f * v[x + right + 1], where v is likewise made of two rows.
- * `row` has width + 2 pixels, the first and the last zero. */
+ * `row`: width + 2 pixels of scratch space. */
 static void shift_plane(const float *restrict in, float *restrict out, const Slot *slot, int64_t height,
                         int64_t width, float *restrict row) {
     int64_t right = slot->right;
@@ -77,6 +80,7 @@ static void shift_plane(const float *restrict in, float *restrict out, const Slo
     if (from > width) from = width;
     if (to < from) to = from;
     float *values = row + 1, *moved = values + right;
+    values[-1] = values[width] = 0; /* outside the frame */
     float far_y = slot->far_down, near_y = 1 - far_y, far_x = slot->far_right, near_x = 1 - far_x;
     for (int64_t y = 0; y < height; y++, out += width) {
         int64_t near = y + slot->down, far = near + 1;
@@ -136,119 +140,6 @@ static void shift_plane_backward(const float *restrict grad_out, const float *re
     }
     grad_shift[0] = down_sum;
     grad_shift[1] = right_sum;
-}
-
-/* Maps this narrow are shifted as one long row: a loop over each of their rows would be all overhead. */
-#define NARROW 32
-
-static int is_narrow(const Shape *shape) { return shape->width < NARROW && shape->height < 4 * NARROW; }
-
-/* Scratch space of a shift: planes with a margin on both sides, or three rows. */
-static int64_t shift_scratch(const Shape *shape) {
-    return 4 * (shape->height * shape->width + 2 * (shape->width + 2));
-}
-
-typedef struct {
-    int64_t from, to; /* pixels of the plane whose row exists */
-    int64_t step;     /* to the pixel that is read */
-} Rows;
-
-static Rows rows_of(int64_t down, int64_t height, int64_t width) {
-    int64_t from = down < 0 ? -down : 0, to = down > 0 ? height - down : height;
-    if (from > height) from = height;
-    if (to < from) to = from;
-    return (Rows){from * width, to * width, down * width};
-}
-
-/* out[p] = near * in[p + right] + far * in[p + right + 1] within each row; `in` has margins of zeros. */
-static void mix_columns(const float *restrict in, float *restrict out, int64_t right, float near,
-                        float far, int64_t height, int64_t width) {
-    int64_t pixels = height * width;
-    if (right < -1 - width || right > width) {
-        memset(out, 0, pixels * sizeof *out);
-        return;
-    }
-    for (int64_t p = 0; p < pixels; p++) out[p] = near * in[p + right] + far * in[p + right + 1];
-    /* Columns that read beyond the end of their row. */
-    int64_t from = right < 0 ? -right : 0, to = right >= 0 ? width - right - 1 : width;
-    if (from > width) from = width;
-    if (to < from) to = from;
-    for (int64_t x = 0; x < width; x++) {
-        if (x == from) x = to;
-        if (x >= width) break;
-        int has_near = x + right >= 0 && x + right < width;
-        int has_far = x + right + 1 >= 0 && x + right + 1 < width;
-        for (int64_t y = 0; y < height; y++) {
-            const float *at = in + y * width + x + right;
-            out[y * width + x] = has_near ? near * at[0] : has_far ? far * at[1] : 0;
-        }
-    }
-}
-
-/* shift_plane for a narrow map. */
-static void shift_narrow(const float *restrict in, float *restrict out, const Slot *slot, int64_t height,
-                         int64_t width, float *restrict scratch) {
-    int64_t pixels = height * width, margin = width + 2;
-    float far_y = slot->far_down, near_y = 1 - far_y;
-    memset(scratch, 0, (pixels + 2 * margin) * sizeof *scratch);
-    float *mixed = scratch + margin;
-    Rows near = rows_of(slot->down, height, width), far = rows_of(slot->down + 1, height, width);
-    for (int64_t p = near.from; p < near.to; p++) mixed[p] = near_y * in[p + near.step];
-    for (int64_t p = far.from; p < far.to; p++) mixed[p] += far_y * in[p + far.step];
-    mix_columns(mixed, out, slot->right, 1 - slot->far_right, slot->far_right, height, width);
-}
-
-/* shift_plane_backward for a narrow map. */
-static void shift_narrow_backward(const float *restrict grad_out, const float *restrict in,
-                                  float *restrict grad_in, const Slot *slot, int64_t height,
-                                  int64_t width, float *restrict scratch, double *grad_shift) {
-    int64_t pixels = height * width, margin = width + 2, plane = pixels + 2 * margin;
-    float far_y = slot->far_down, near_y = 1 - far_y, far_x = slot->far_right, near_x = 1 - far_x;
-    memset(scratch, 0, plane * sizeof *scratch);
-    float *padded = scratch + margin, *grad = scratch + plane, *tilt = grad + pixels;
-    float *mixed = scratch + 3 * plane;
-    memcpy(padded, grad_out, pixels * sizeof *padded);
-    /* The transpose reads the opposite way: near at x - right, far one before it. */
-    mix_columns(padded, grad, -slot->right - 1, far_x, near_x, height, width);
-    mix_columns(padded, tilt, -slot->right - 1, 1, -1, height, width);
-    Rows near = rows_of(slot->down, height, width), far = rows_of(slot->down + 1, height, width);
-    memset(mixed, 0, pixels * sizeof *mixed);
-    float down_sum = 0, right_sum = 0;
-#pragma omp simd reduction(+ : down_sum)
-    for (int64_t p = near.from; p < near.to; p++) {
-        mixed[p] = near_y * in[p + near.step];
-        down_sum -= grad[p] * in[p + near.step];
-    }
-#pragma omp simd reduction(+ : down_sum)
-    for (int64_t p = far.from; p < far.to; p++) {
-        mixed[p] += far_y * in[p + far.step];
-        down_sum += grad[p] * in[p + far.step];
-    }
-#pragma omp simd reduction(+ : right_sum)
-    for (int64_t p = 0; p < pixels; p++) right_sum += mixed[p] * tilt[p];
-    for (int64_t p = near.from; p < near.to; p++) grad_in[p + near.step] += near_y * grad[p];
-    for (int64_t p = far.from; p < far.to; p++) grad_in[p + far.step] += far_y * grad[p];
-    grad_shift[0] = down_sum;
-    grad_shift[1] = right_sum;
-}
-
-/* One slot's plane. Behind a batch norm always row by row: recorded trainings stay the same to the bit. */
-static void shift_slot(const Shape *shape, int is_normed, const float *in, float *out, const Slot *slot,
-                       float *scratch) {
-    if (!is_normed && is_narrow(shape)) {
-        shift_narrow(in, out, slot, shape->height, shape->width, scratch);
-        return;
-    }
-    scratch[0] = scratch[shape->width + 1] = 0;
-    shift_plane(in, out, slot, shape->height, shape->width, scratch);
-}
-
-static void shift_slot_backward(const Shape *shape, int is_normed, const float *grad_out, const float *in,
-                                float *grad_in, const Slot *slot, float *scratch, double *grad_shift) {
-    if (!is_normed && is_narrow(shape))
-        shift_narrow_backward(grad_out, in, grad_in, slot, shape->height, shape->width, scratch, grad_shift);
-    else
-        shift_plane_backward(grad_out, in, grad_in, slot, shape->height, shape->width, scratch, grad_shift);
 }
 
 /* Chan's update: mean and sum of squared deviations of two sets from those of each. */
@@ -345,7 +236,7 @@ static void forward_planes(const Shape *shape, const float *x, const float *scal
     int64_t pixels = shape->height * shape->width;
 #pragma omp parallel num_threads(shape->threads)
     {
-        float *plane = malloc((pixels + shift_scratch(shape)) * sizeof *plane);
+        float *plane = malloc((pixels + SCRATCH(shape)) * sizeof *plane);
         if (!plane) *failed = NO_MEMORY;
 #pragma omp for
         for (int64_t i = 0; i < shape->images * shape->slots; i++) {
@@ -359,7 +250,7 @@ static void forward_planes(const Shape *shape, const float *x, const float *scal
                 in = active;
             }
             if (slot->is_shifted)
-                shift_slot(shape, scale != NULL, in, out, slot, plane + pixels);
+                shift_plane(in, out, slot, shape->height, shape->width, plane + pixels);
             else if (in != out)
                 memcpy(out, in, pixels * sizeof *out);
         }
@@ -443,7 +334,7 @@ static void forward_last(const Shape *shape, const float *x, const float *scale,
     }
 #pragma omp parallel num_threads(shape->threads)
     {
-        int64_t wanted = (routes.planes + routes.moved) * step + channels + shift_scratch(shape);
+        int64_t wanted = (routes.planes + routes.moved) * step + channels + SCRATCH(shape);
         float *sources = malloc(wanted * sizeof *sources);
         if (!sources) *failed = NO_MEMORY;
 #pragma omp for
@@ -454,8 +345,8 @@ static void forward_last(const Shape *shape, const float *x, const float *scale,
             const float *in = x + n * pixels * channels;
             gather_planes(in, channels, pixels, scale, offset, &routes, sources, step);
             for (int64_t m = 0; m < routes.moved; m++)
-                shift_slot(shape, scale != NULL, sources + routes.plane_of[m] * step, shifted + m * step,
-                           &slots[routes.move_to[m]], scratch);
+                shift_plane(sources + routes.plane_of[m] * step, shifted + m * step,
+                            &slots[routes.move_to[m]], shape->height, shape->width, scratch);
             for (int64_t p = 0; p < pixels; p++) {
                 const float *from = in + p * channels;
                 float *to = y + (n * pixels + p) * open;
@@ -525,7 +416,7 @@ static void backward_planes(const Shape *shape, const float *x, const float *sca
     first[channels] = open;
 #pragma omp parallel num_threads(shape->threads)
     {
-        float *plane = malloc((pixels + shift_scratch(shape)) * sizeof *plane);
+        float *plane = malloc((pixels + SCRATCH(shape)) * sizeof *plane);
         if (!plane) *failed = NO_MEMORY;
 #pragma omp for
         for (int64_t i = 0; i < shape->images * channels; i++) {
@@ -550,8 +441,8 @@ static void backward_planes(const Shape *shape, const float *x, const float *sca
                     if (scale && !is_active)
                         activate_plane(in, plane, pixels, scale[c], offset[c]);
                     is_active = 1;
-                    shift_slot_backward(shape, scale != NULL, from, scale ? plane : in, out, &slots[s],
-                                        plane + pixels, grad_shift + 2 * (n * open + s));
+                    shift_plane_backward(from, scale ? plane : in, out, &slots[s], shape->height,
+                                         shape->width, plane + pixels, grad_shift + 2 * (n * open + s));
                 }
             }
             if (scale)
@@ -589,7 +480,7 @@ static void backward_last(const Shape *shape, const float *x, const float *scale
     }
 #pragma omp parallel num_threads(shape->threads)
     {
-        int64_t wanted = (2 * routes.planes + routes.moved) * step + 2 * channels + shift_scratch(shape);
+        int64_t wanted = (2 * routes.planes + routes.moved) * step + 2 * channels + SCRATCH(shape);
         float *sources = malloc(wanted * sizeof *sources);
         if (!sources) *failed = NO_MEMORY;
 #pragma omp for
@@ -608,9 +499,8 @@ static void backward_last(const Shape *shape, const float *x, const float *scale
                     grad_moved[m * step + p] = grad[p * open + routes.move_to[m]];
             for (int64_t m = 0; m < routes.moved; m++) {
                 int64_t s = routes.move_to[m], k = routes.plane_of[m];
-                shift_slot_backward(shape, scale != NULL, grad_moved + m * step, sources + k * step,
-                                    grad_sources + k * step, &slots[s], scratch,
-                                    grad_shift + 2 * (n * open + s));
+                shift_plane_backward(grad_moved + m * step, sources + k * step, grad_sources + k * step,
+                                     &slots[s], height, width, scratch, grad_shift + 2 * (n * open + s));
             }
             for (int64_t y = 0; y < height; y++) {
                 memset(partial, 0, 2 * channels * sizeof *partial);

@@ -122,23 +122,18 @@ def _channel_costs(flow: Dataflow, needed: dict[fx.Node, Mask]) -> dict[fx.Node,
     """Estimate what one more channel costs from each operation on, in passes over its elements."""
     costs: dict[fx.Node, float] = {}
     for node, op in reversed(flow.operations.items()):
-        if node not in needed:
-            continue
-        cost = 1.0
-        size = math.prod(op.shape)
+        costs[node] = 1.0
         for user in node.users:
-            if user not in needed or not size:
+            after, size = flow.operations[user], math.prod(op.shape)
+            if user not in needed or after.kind not in (Kind.CONV, *BY_CHANNEL):
                 continue
-            after = flow.operations[user]
-            share = math.prod(after.shape) * op.channels / size / max(after.channels, 1)
-            if after.kind is Kind.CONV:
-                assert isinstance(after.module, _ConvNd)
+            share = math.prod(after.shape) * op.channels / size / after.channels
+            if isinstance(after.module, _ConvNd):
                 filters = int(needed[user].sum()) / after.module.groups
                 macs = filters * math.prod(after.module.kernel_size)
-                cost += share * macs / MACS_PER_PASS
-            elif after.kind in (Kind.NORM, Kind.CHANNELWISE):
-                cost += share * costs[user]
-        costs[node] = cost
+                costs[node] += share * macs / MACS_PER_PASS
+            else:
+                costs[node] += share * costs[user]
     return costs
 
 

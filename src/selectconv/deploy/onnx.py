@@ -5,6 +5,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ from selectconv.graph.example import as_arguments, evaluating
 TOLERANCE = 1e-3
 BATCHES = (1, 3)
 _STANDARD_DOMAINS = {"", "ai.onnx"}
+_import = partial(
+    import_extra, purpose="ONNX export", install="selectconv[onnx]", error=ExportError
+)
 
 
 def export_onnx(model: nn.Module, path: str | os.PathLike[str], example_input: Any) -> None:
@@ -91,10 +95,6 @@ def open_session(model: bytes | str | os.PathLike[str]) -> Callable[..., list[Te
         return [torch.from_numpy(value) for value in session.run(None, feed)]
 
     return run
-
-
-def _import(package: str) -> Any:
-    return import_extra(package, "ONNX export", "selectconv[onnx]", error=ExportError)
 
 
 def _as_plain(model: nn.Module, example_input: Any) -> nn.Module:

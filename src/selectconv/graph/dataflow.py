@@ -128,6 +128,9 @@ def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
     # Selective layers are the model's own: what is counted follows their slots.
     layers = selective_layers(model).values()
     root = copy_model(model, (*model.parameters(), *layers))
+    for own in set(root.modules()) - set(layers):  # hooks are not part of a plain model
+        own._forward_hooks.clear()
+        own._forward_pre_hooks.clear()
     with evaluating(root):
         graph = _trace(root, bound.arguments)
         for node in graph.find_nodes(op="placeholder"):  # the graph holds for no other values
@@ -216,9 +219,7 @@ def classify(node: fx.Node, module: nn.Module | None) -> Kind:
     if family in _CHANNELWISE:
         kind, is_plain = Kind.CHANNELWISE, _is_aligned(node)
     elif isinstance(module, _ConvNd) and family is Family.CONV:
-        # A hook may return something else.
-        is_plain = len(before) == len(module.kernel_size) + 2 and after[1] == module.out_channels
-        kind = Kind.CONV
+        kind, is_plain = Kind.CONV, len(before) == len(module.kernel_size) + 2
     elif family is Family.LINEAR:
         kind, is_plain = Kind.LINEAR, len(before) == 2
     elif isinstance(module, _BatchNorm) and family is Family.NORM:

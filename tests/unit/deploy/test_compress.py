@@ -484,10 +484,6 @@ def write_zeros(net, x):
     return net.b(net.a(x).zero_())
 
 
-def hooked(module, inputs, output):
-    return output + 1
-
-
 @pytest.mark.parametrize(
     ("run", "message"),
     [
@@ -504,14 +500,13 @@ def test_refuses(run, message):
     assert "\n" not in str(caught.value)
 
 
-def test_refuses_what_tracing_does_not_see():
-    net = nn.Sequential(nn.Conv2d(3, 8, 1), select())
-    net[0].register_forward_hook(hooked)
+def test_hooks_are_not_traced():
+    net = nn.Sequential(nn.Conv2d(3, 8, 1), select()).eval()
+    seen = []
+    net[0].register_forward_hook(lambda module, inputs, y: seen.append(y.mean().item()))
+    assert_compresses_the_same(net, torch.randn(1, 3, 4, 4))
+    net[0].register_forward_hook(lambda module, inputs, y: y + 1)
     with pytest.raises(sc.CompressionError, match=r"output 0 of the compressed model .*differs"):
-        sc.compress(net, torch.randn(1, 3, 4, 4))
-    net = nn.Sequential(nn.Conv2d(3, 4, 1), select())
-    net[0].register_forward_hook(lambda module, inputs, y: torch.cat([y, y], 1))
-    with pytest.raises(sc.CompressionError, match="the compressed model fails with RuntimeError"):
         sc.compress(net, torch.randn(1, 3, 4, 4))
 
 

@@ -20,7 +20,6 @@ def test_the_split_is_that_of_the_data_set():
     assert torch.cat([train.labels, test.labels]).tolist() == digits.target.tolist()
     pixels = torch.cat([train.images, test.images]).numpy()[:, 0] / 255 * 16
     assert np.abs(pixels - digits.images).max() < 0.05  # sixteenths of 255, rounded
-    assert pixels.max() == 16
     # Every class is in both splits.
     assert train.labels.bincount().min() > 100
     assert test.labels.bincount().min() > 25

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from selectconv.core.threads import one_thread
+from selectconv.core.threads import num_threads
 from selectconv.lab.bench.inference import measure_infer
 from selectconv.lab.bench.subject import Subject
 from selectconv.lab.bench.training import measure_step
@@ -65,7 +65,7 @@ def main() -> int:
     if not options.record and not FILE.exists():
         print(f"bench-check: there is no {FILE.name}: record it with --record.", file=sys.stderr)
         return 1
-    with one_thread():
+    with num_threads(1):
         measured = measure(options.repeats)
     if options.record:
         text = ",\n".join(json.dumps(row) for row in measured)

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from onnx import TensorProto, helper, numpy_helper
 
-from selectconv.core.threads import one_thread
+from selectconv.core.threads import num_threads
 from selectconv.deploy.onnx import open_session
 from selectconv.deploy.parts import MACS_PER_PASS
 from selectconv.lab.bench.timing import in_turn, ratios
@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--fit", action="store_true", help="print what each constant costs")
     options = parser.parse_args()
     if not options.fit:
-        with one_thread():
+        with num_threads(1):
             rows = [measure(case, options.repeats) for case in cases()]
         FILE.write_text("".join(json.dumps(row) + "\n" for row in rows))
     print_fit(read())

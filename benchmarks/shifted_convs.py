@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from selectconv.core.threads import one_thread
+from selectconv.core.threads import num_threads
 from selectconv.lab.bench.timing import compare, open_network
 
 SHAPES = {  # inputs, outputs, kernel size, height and width
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
     torch.manual_seed(0)
-    with one_thread():
+    with num_threads(1):
         for about, (inputs, outputs, size, side) in SHAPES.items():
             x = torch.randn(options.batch_size, 16, side, side)
             models = {

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 import selectconv as sc
-from selectconv.core.threads import one_thread
+from selectconv.core.threads import num_threads
 from selectconv.lab.bench.inference import measure_infer
 from selectconv.lab.bench.subject import KINDS, LAYOUTS, Subject
 from selectconv.lab.bench.timing import Rows, compare, open_network
@@ -191,7 +191,7 @@ def measure(section: str, repeats: int) -> None:
     """Measure a section and save it, network by network."""
     subjects, run = SECTIONS[section]
     for name, subject in subjects.items():
-        with one_thread():
+        with num_threads(1):
             rows = [{"network": name, **line} for line in run(subject, repeats)]
         kept = [line for line in read(section) if line["network"] != name]
         text = "".join(json.dumps(line) + "\n" for line in [*kept, *rows])

@@ -23,7 +23,7 @@ from selectconv.checks import check_count, check_fraction, check_seed, warn
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import count_slots, unwrap
 from selectconv.core.plan import AllocationPlan
-from selectconv.core.threads import one_thread
+from selectconv.core.threads import num_threads
 from selectconv.errors import AllocationError, CompressionError
 from selectconv.tables import counted
 
@@ -281,7 +281,7 @@ class ChannelAllocator:
         self.state = AllocatorState.from_dict(state, self.settings, like=self.state)
 
     def __repr__(self) -> str:
-        slots = count_slots(self.model)._asdict()
+        slots = count_slots(self.model)
         shown = {**asdict(self.settings), "layers": len(self.layers)}
         shown |= {"last_epoch": self.last_epoch, **slots}
         words = ", ".join(f"{name}={value!r}" for name, value in shown.items())
@@ -298,7 +298,7 @@ class ChannelAllocator:
                 closes=closes, reopens=reopens, budget=self.budget,
             )  # fmt: skip
 
-        with one_thread():
+        with num_threads(1):
             decided = agree(decide_here, self._replicas.device)
             self._replicas.apply(decided.plan)
         self.state = decided.state

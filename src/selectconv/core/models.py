@@ -1,7 +1,5 @@
 """Find and count a model's selective layers; unwrap models."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 
@@ -10,13 +8,6 @@ from selectconv.core.layer import SelectConvNd
 # torch's two generations of FSDP; to import them takes long.
 _SHARDED = {"FSDPModule", "FullyShardedDataParallel"}
 PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
-
-
-class SlotCounts(NamedTuple):
-    """How many open slots of a model were re-allocated, and how many slots are closed."""
-
-    moved: int
-    closed: int
 
 
 def selective_layers(model: nn.Module) -> dict[str, SelectConvNd]:
@@ -30,13 +21,13 @@ def allocation_of(layer: SelectConvNd) -> list[Tensor]:
     return [tensor for tensor in tensors if tensor is not None]
 
 
-def count_slots(model: nn.Module) -> SlotCounts:
-    """Count the moved and the closed slots of a model."""
+def count_slots(model: nn.Module) -> dict[str, int]:
+    """Count the open slots of a model that were re-allocated, `moved`, and the `closed` ones."""
     layers = selective_layers(model).values()
-    return SlotCounts(
-        moved=sum(int((layer.moved & layer.gate).sum()) for layer in layers),
-        closed=sum(int((~layer.gate).sum()) for layer in layers),
-    )
+    return {
+        "moved": sum(int((layer.moved & layer.gate).sum()) for layer in layers),
+        "closed": sum(int((~layer.gate).sum()) for layer in layers),
+    }
 
 
 def inner_module(module: nn.Module) -> nn.Module | None:

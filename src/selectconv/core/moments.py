@@ -95,12 +95,7 @@ def expected_activation(beta: Tensor, gamma: Tensor, act: Activation | None) -> 
         >>> expected_activation(torch.tensor([0.5]), torch.tensor([2.0]), torch.nn.ReLU6())
         tensor([1.0709])
     """
-    if act is None:
-        beta, _, dtype = _normal(beta, gamma)
-        return beta.to(dtype)
-    if is_relu(act):
-        return _expected_relu(beta, gamma, power=1)
-    return _integrate(beta, gamma, act, power=1)
+    return _moment(beta, gamma, act, power=1)
 
 
 def expected_square_activation(beta: Tensor, gamma: Tensor, act: Activation | None) -> Tensor:
@@ -111,12 +106,16 @@ def expected_square_activation(beta: Tensor, gamma: Tensor, act: Activation | No
         >>> expected_square_activation(torch.tensor([3.0]), torch.tensor([2.0]), None)
         tensor([13.])
     """
-    if act is None:
-        beta, gamma, dtype = _normal(beta, gamma)
-        return (beta * beta + gamma * gamma).to(dtype)
+    return _moment(beta, gamma, act, power=2)
+
+
+def _moment(beta: Tensor, gamma: Tensor, act: Activation | None, power: int) -> Tensor:
     if is_relu(act):
-        return _expected_relu(beta, gamma, power=2)
-    return _integrate(beta, gamma, act, power=2)
+        return _expected_relu(beta, gamma, power)
+    if act is not None:
+        return _integrate(beta, gamma, act, power)
+    beta, gamma, dtype = _normal(beta, gamma)
+    return (beta if power == 1 else beta * beta + gamma * gamma).to(dtype)
 
 
 def is_relu(act: Activation | None) -> bool:

@@ -98,7 +98,7 @@ class ChannelAllocation(Callback):
         if trainer.current_epoch > self.allocator.last_epoch:
             self._step(trainer.current_epoch)
         if self._logs:
-            slots = count_slots(self.allocator.model)._asdict()
+            slots = count_slots(self.allocator.model)
             counts = {f"selectconv/{name}": float(count) for name, count in slots.items()}
             pl_module.log_dict(counts, sync_dist=trainer.world_size > 1)
 

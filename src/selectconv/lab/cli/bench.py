@@ -53,7 +53,7 @@ def run(options: Namespace) -> None:
     if given and options.case == "data":
         raise UsageError("--model, --image-size and --batch-size do not go with `bench data`.")
 
-    from selectconv.core.threads import one_thread
+    from selectconv.core.threads import num_threads
     from selectconv.lab.bench.data import measure_data
     from selectconv.lab.bench.inference import measure_infer
     from selectconv.lab.bench.subject import Subject
@@ -67,7 +67,7 @@ def run(options: Namespace) -> None:
     }[options.case]
     if options.case == "alloc":
         given = {"model": "densenet_bc190", **given}
-    with one_thread():
+    with num_threads(1):
         rows = measure(Subject(**given), options.repeats, options.runtime)
     if options.json:
         print_json(rows)

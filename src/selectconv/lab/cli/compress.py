@@ -95,11 +95,11 @@ def _measure(
     """Add the time of each model, and its ratio to the plain one's."""
     import torch
 
-    from selectconv.core.threads import one_thread
+    from selectconv.core.threads import num_threads
     from selectconv.deploy.onnx import export_onnx, open_session
     from selectconv.lab.bench.timing import in_turn, ratios
 
-    with one_thread(), torch.inference_mode(), tempfile.TemporaryDirectory() as folder:
+    with num_threads(1), torch.inference_mode(), tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
         export_onnx(networks["compressed"], file, example)
         rows["onnx"]["file_bytes"] = file.stat().st_size

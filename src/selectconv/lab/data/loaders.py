@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from selectconv.core.threads import one_thread
+from selectconv.core.threads import num_threads
 from selectconv.errors import DataError
 from selectconv.lab.data.image_set import DatasetInfo, ImageSet
 from selectconv.lab.data.read.image_folder import ImageFolder, Key
@@ -184,13 +184,13 @@ class DeviceLoader(Loader):
         """Yield this rank's batches of an epoch."""
         if not self._spans:  # a rank without a share of a small test
             return
-        with one_thread():
+        with num_threads(1):
             starts, labels, sizes = self._draw(epoch)
         first = 0
         for size, plain in sizes:
             here = slice(first, first + size)
             first += size
-            with one_thread():
+            with num_threads(1):
                 crops = self._framed.crop(starts[here])
                 batch = torch.empty(crops.shape, dtype=torch.float32, device=self._device)
                 # In two parts, each of which fits into a core's cache.

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from selectconv.core.threads import using
+from selectconv.core.threads import num_threads
 from selectconv.deploy.cost import count_macs
 from selectconv.lab.reproduce.grid import PlannedRun
 from selectconv.lab.train.estimate import count_images, seconds_per_image
@@ -25,7 +25,7 @@ def estimate_seconds(runs: Iterable[PlannedRun], threads: int) -> dict[str, floa
     macs: dict[tuple[object, ...], int] = {}
     rates: dict[tuple[object, ...], float] = {}  # seconds per multiply-add
     estimates: dict[str, float] = {}
-    with using(threads):
+    with num_threads(threads):
         for run in runs:
             config, info = run.config, describe_data(run.config)
             network = (config.model, str(config.model_options))

@@ -51,7 +51,7 @@ class ChannelMethod:
         """Count the channels that are `moved` and `closed`, for a line of metrics."""
         if self.num_closed is not None:
             return {"moved": 0, "closed": self.num_closed()}
-        return count_slots(model)._asdict()
+        return count_slots(model)
 
 
 def plain(

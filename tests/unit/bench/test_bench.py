@@ -139,7 +139,7 @@ def test_bench_data_compares_equal_batches(capsys, monkeypatch):
 def test_bench_prints_a_table_for_people(capsys):
     assert main(["bench", "infer", "--model", TINY.model, "--image-size", "16"]) == 0
     table = capsys.readouterr().out
-    assert "smallest to largest" in table
+    assert "spread" in table
     assert f"compressed, {CLOSED} / plain" in table
     assert "CPU time on one thread" in table
 

@@ -4,9 +4,8 @@ from argparse import Namespace
 
 from selectconv.checks import check_choice
 from selectconv.errors import UsageError
-from selectconv.lab.cli.output import print_json
+from selectconv.lab.cli.output import print_rows
 from selectconv.lab.cli.parser import JSON, Argument, count
-from selectconv.tables import text_table
 
 EXAMPLES = [
     ("selectconv bench step", "compare a selective training step with a plain one"),
@@ -69,15 +68,7 @@ def run(options: Namespace) -> None:
         given = {"model": "densenet_bc190", **given}
     with num_threads(1):
         rows = measure(Subject(**given), options.repeats, options.runtime)
-    if options.json:
-        print_json(rows)
-        return
-    lines = [("case", "median", "smallest to largest", "n", "multiply-adds")]
-    for row in rows:
-        low, high = row["spread"]
-        median, spread = f"{row['value']:g} {row['unit']}", f"{low:g} to {high:g}"
-        macs = f"{row['macs_ratio']:g} x" if "macs_ratio" in row else ""
-        lines.append((row["case"], median, spread, str(row["n"]), macs))
-    print(f"selectconv bench {options.case}: CPU time on one thread, sides take turns")
-    print(text_table(lines, right=range(1, 5)))
-    print(f"x: times as much as plain, or as the line says; {rows[0]['path']}")
+    columns = ("case", "value", "unit", "n", "spread", "macs_ratio")
+    print_rows(rows, as_json=options.json, columns=columns)
+    if not options.json:
+        print(f"CPU time on one thread, sides in turn; selective layers: {rows[0]['path']}")

@@ -3,20 +3,19 @@
 import statistics
 import tempfile
 from argparse import Namespace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from selectconv.lab.cli.output import check_file, print_json
+from selectconv.lab.cli.output import check_file, print_rows
 from selectconv.lab.cli.parser import BEST, DIR, JSON, Argument, count, switch
 from selectconv.lab.train.run_folder import COMPRESSED
-from selectconv.tables import text_table
 
 EXAMPLES = [
     ("selectconv compress runs/first", "write runs/first/compressed.safetensors"),
     ("selectconv compress runs/first --table", "also compare its speed with the plain network's"),
 ]
-_HEADS = ("model", "parameters", "multiply-adds", "file, kB", "ms per call", "of plain")
 ARGUMENTS = [
     DIR,
     Argument("--out", f"file to write (default: DIR/{COMPRESSED})", {"metavar": "FILE"}),
@@ -51,46 +50,32 @@ def run(options: Namespace) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     save_compressed(small, out)
     dense, kept = count(plain, example[:1]), count(small, example[:1])
-    rows: dict[str, dict[str, Any]] = {
-        "plain": _row(dense.params, dense.macs, _size_of(plain)),
+    rows = [
+        _row("plain", dense.params, dense.macs, _size_of(plain)),
         # Masked weights are stored and multiplied like the others.
-        "masked": _row(count_params(model), dense.macs, _size_of(model)),
-        "compressed": _row(kept.params, kept.macs, out.stat().st_size),
-    }
-    if options.table:
-        networks = dict(zip(rows, (plain, model, small), strict=True))
-        rows["onnx"] = dict(rows["compressed"])
-        _measure(rows, networks, example, options.repeats)
-    if options.json:
-        print_json({"model": name, **row} for name, row in rows.items())
-        return
-    measured = f" (CPU time, one thread, batches of {options.batch_size})" if options.table else ""
-    print(f"{out}{measured}")
-    lines = [
-        (
-            name,
-            f"{row['params']:,}",
-            f"{row['macs'] / 1e6:,.2f}M",
-            f"{row['file_bytes'] / 1000:,.0f}",
-            f"{row['ms']:.2f}" if options.table else "-",
-            f"{row['time_ratio']:.2f}" if options.table else "-",
-        )
-        for name, row in rows.items()
+        _row("masked", count_params(model), dense.macs, _size_of(model)),
+        _row("compressed", kept.params, kept.macs, out.stat().st_size),
     ]
-    print(text_table([_HEADS, *lines], right=range(1, len(_HEADS))))
-    if kept.params > dense.params:
-        print(
-            "Larger than the plain network, because shifts are stored as small convolutions. "
-            "For a smaller network, train with --method dealloc."
-        )
+    if options.table:
+        rows.append({**rows[-1], "model": "onnx"})
+        _measure(rows, (plain, model, small), example, options.repeats)
+    print_rows(rows, as_json=options.json)
+    if not options.json:
+        print(f"{out}: batches of {options.batch_size}, CPU time on one thread, models in turn")
+        if kept.params > dense.params:
+            print(
+                "Larger than the plain network, because shifts are stored as small convolutions. "
+                "For a smaller network, train with --method dealloc."
+            )
 
 
-def _row(params: int, macs: int, size: int) -> dict[str, Any]:
-    return {"params": params, "macs": macs, "file_bytes": size, "ms": None, "time_ratio": None}
+def _row(model: str, params: int, macs: int, size: int) -> dict[str, Any]:
+    row = {"model": model, "params": params, "macs": macs, "file_bytes": size}
+    return {**row, "ms": None, "time_ratio": None}
 
 
 def _measure(
-    rows: dict[str, dict[str, Any]], networks: dict[str, Any], example: Any, repeats: int
+    rows: list[dict[str, Any]], networks: Sequence[Any], example: Any, repeats: int
 ) -> None:
     """Add the time of each model, and its ratio to the plain one's."""
     import torch
@@ -101,15 +86,15 @@ def _measure(
 
     with num_threads(1), torch.inference_mode(), tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
-        export_onnx(networks["compressed"], file, example)
-        rows["onnx"]["file_bytes"] = file.stat().st_size
-        networks["onnx"] = open_session(file)
-        sides = {name: partial(network, example) for name, network in networks.items()}
+        export_onnx(networks[-1], file, example)
+        rows[-1]["file_bytes"] = file.stat().st_size
+        calls = [partial(run, example) for run in (*networks, open_session(file))]
+        sides = {row["model"]: call for row, call in zip(rows, calls, strict=True)}
         times = in_turn(sides, repeats)
-    for name, row in rows.items():
-        row["ms"] = round(statistics.median(times[name]) * 1000, 4)
-        over = statistics.median(ratios(times[name], times["plain"]))
-        row["time_ratio"] = round(over, 4)
+    for row in rows:
+        own = times[row["model"]]
+        row["ms"] = round(statistics.median(own) * 1000, 4)
+        row["time_ratio"] = round(statistics.median(ratios(own, times["plain"])), 4)
 
 
 def _size_of(model: Any) -> int:

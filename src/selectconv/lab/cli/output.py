@@ -2,18 +2,41 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from selectconv.errors import UsageError
 from selectconv.lab.train.run_folder import CONFIG, OWN
+from selectconv.tables import text_table
 
 
-def print_json(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Print one line per row."""
-    for row in rows:
-        print(json.dumps(row))
+def print_rows(
+    rows: Sequence[Mapping[str, Any]], *, as_json: bool = False, columns: Sequence[str] = ()
+) -> None:
+    """Print rows of figures: a table for people, or one JSON line per row.
+
+    Args:
+        rows: at least one.
+        as_json: whether to print JSON.
+        columns: what the table shows; none: everything.
+    """
+    if as_json:
+        for row in rows:
+            print(json.dumps(row))
+        return
+    heads = columns or list(rows[0])
+    right = [n for n, head in enumerate(heads) if isinstance(rows[0].get(head), int | float)]
+    lines = [[_show(row.get(head)) for head in heads] for row in rows]
+    print(text_table([[head.replace("_", " ") for head in heads], *lines], right))
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    return "" if value is None else str(value)
 
 
 def check_folder(path: str | Path) -> Path:

@@ -9,12 +9,12 @@ from rich.console import Console
 
 from selectconv.checks import check_choice, check_non_negative
 from selectconv.errors import RunError, UsageError
-from selectconv.lab.cli.output import check_folder
+from selectconv.lab.cli.output import check_folder, print_rows
 from selectconv.lab.cli.parser import Argument, count, switch
 from selectconv.lab.reproduce.grid import TABLES, Grid, PlannedRun, load_grid
 from selectconv.lab.reproduce.jobs import LOGS, RUNS, find_state, run_local, threads_of
 from selectconv.lab.train.run_folder import RunFolder, locked
-from selectconv.tables import counted, text_table
+from selectconv.tables import counted
 
 EXAMPLES = [
     ("selectconv reproduce ablation", "check in a few minutes that everything runs"),
@@ -198,11 +198,13 @@ def show_plan(
 
     states = {run.name: find_state(run, out) for run in chosen}
     seconds = estimate_seconds(chosen, threads_of(jobs))
-    lines = [("run", "state", "takes about")]
-    for run in chosen:
-        lines.append((run.name, states[run.name], describe_duration(seconds[run.name])))
     console.print(f"{grid.title}. {grid.note}")
-    console.print(text_table(lines, right=()))
+    print_rows(
+        [
+            {"run": name, "state": state, "takes about": describe_duration(seconds[name])}
+            for name, state in states.items()
+        ]
+    )
     left = sum(seconds[name] for name in seconds if states[name] != "done") / jobs
     console.print(
         f"{counted(len(chosen), 'run')} into {out}, {jobs} at a time on this machine: "

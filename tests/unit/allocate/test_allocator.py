@@ -218,10 +218,9 @@ def test_an_epoch_is_stepped_once_and_in_order_but_may_be_skipped():
     for epoch in (3, 2):
         with pytest.raises(sc.AllocationError, match=f"`epoch` {epoch} .*the last was 3"):
             allocator.step(epoch)
-    with pytest.raises(ValueError, match=r"`epoch`.*-1"):
-        allocator.step(-1)
-    with pytest.raises(TypeError, match=r"`epoch`.*1\.5"):
-        allocator.step(1.5)
+    for epoch in (-1, 1.5):
+        with pytest.raises((TypeError, ValueError), match=f"`epoch`.*{epoch}"):
+            allocator.step(epoch)
     allocator.step(4)
 
 
@@ -678,10 +677,6 @@ def test_preview_names_the_layers_that_have_seen_nothing():
     assert str(preview).endswith("not known before the first batch: 1")
     model(torch.randn(2, 3, 4, 4))
     assert allocator.preview().unknown == ()
-    fresh = nn.Sequential(nn.Identity(), sc.SelectConv2d(8, 8, 1))
-    fresh[1].mean_source = sc.ObservedMean()
-    with pytest.raises(sc.MeanSourceError, match=r"`1`: .*not seen any input"):
-        allocator_for(fresh).step(0)
 
 
 # Followers

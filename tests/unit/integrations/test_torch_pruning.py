@@ -11,6 +11,7 @@ from torch import nn
 
 import torchvision_shim
 from selectconv.functional import expected_activation, expected_relu
+from tiny_models import Net
 
 tp = pytest.importorskip("torch_pruning", reason="needs selectconv[pruning]")
 from selectconv.integrations.torch_pruning import ECDMImportance  # noqa: E402
@@ -62,100 +63,71 @@ def naive_scores(mean, kernel_sums):
     )
 
 
+def assert_scores(scores, expected):
+    torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-6)
+
+
 def test_scores_are_the_readers_largest_damage():
     model = small_cnn()
     mean = expected_relu(model.norm1.bias, model.norm1.weight)
     expected = naive_scores(mean, model.conv2.weight.sum(dim=(2, 3)).T)
     scores = ECDMImportance()(group_of(model, model.conv1))
-    torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-6)
+    assert_scores(scores, expected)
     assert not scores.requires_grad
-
-
-def test_scores_of_some_indices_only():
-    model = small_cnn()
-    everything = ECDMImportance()(group_of(model, model.conv1))
     some = ECDMImportance()(group_of(model, model.conv1, indices=[6, 1, 3]))
-    torch.testing.assert_close(some, everything[[6, 1, 3]])
+    assert_scores(some, expected[[6, 1, 3]])
 
 
 def test_a_linear_behind_a_flattening_reads_several_columns_of_a_channel():
     model = small_cnn()
     mean = expected_relu(model.norm2.bias, model.norm2.weight)
     expected = naive_scores(mean, model.head.weight.view(5, 6, 4).sum(dim=2).T)
-    scores = ECDMImportance()(group_of(model, model.conv2))
-    torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-6)
+    assert_scores(ECDMImportance()(group_of(model, model.conv2)), expected)
+
+
+def read_twice(net, x):
+    x = F.silu(net.norm(net.conv(x)))
+    return net.left(x), net.right(x)
 
 
 def test_the_largest_of_two_readers_counts():
-    class TwoReaders(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
-            self.norm = nn.BatchNorm2d(4)
-            self.left = nn.Conv2d(4, 3, 1)
-            self.right = nn.Conv2d(4, 2, 1)
-
-        def forward(self, x):
-            x = F.silu(self.norm(self.conv(x)))
-            return self.left(x), self.right(x)
-
-    model = randomize_norms(TwoReaders())
+    layers = {"conv": nn.Conv2d(3, 4, 3), "norm": nn.BatchNorm2d(4)}
+    readers = {"left": nn.Conv2d(4, 3, 1), "right": nn.Conv2d(4, 2, 1)}
+    model = randomize_norms(Net(read_twice, **layers, **readers))
     mean = expected_activation(model.norm.bias, model.norm.weight, F.silu)
-    left = naive_scores(mean, model.left.weight[:, :, 0, 0].T)
-    right = naive_scores(mean, model.right.weight[:, :, 0, 0].T)
+    left, right = (naive_scores(mean, one.weight[:, :, 0, 0].T) for one in readers.values())
     scores = ECDMImportance()(group_of(model, model.conv))
     torch.testing.assert_close(scores, torch.maximum(left, right), rtol=1e-3, atol=1e-5)
 
 
-class Concat(nn.Module):
-    """Two branches, side by side, and a reader of both."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.norm_a = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
-        self.b, self.norm_b = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6)
-        self.c = nn.Conv2d(10, 5, 1)
-
-    def forward(self, x):
-        left, right = self.norm_a(self.a(x)), self.norm_b(self.b(x))
-        return self.c(torch.cat([torch.relu(left), torch.relu(right)], dim=1))
+def concatenate(net, x):
+    left, right = net.norm_a(net.a(x)), net.norm_b(net.b(x))
+    return net.c(torch.cat([torch.relu(left), torch.relu(right)], dim=1))
 
 
 def test_concatenated_channels_are_scored_where_they_stand():
-    model = randomize_norms(Concat())
+    left = {"a": nn.Conv2d(3, 4, 3), "norm_a": nn.BatchNorm2d(4)}
+    right = {"b": nn.Conv2d(3, 6, 3), "norm_b": nn.BatchNorm2d(6)}
+    model = randomize_norms(Net(concatenate, **left, **right, c=nn.Conv2d(10, 5, 1)))
     means = [expected_relu(norm.bias, norm.weight) for norm in (model.norm_a, model.norm_b)]
     expected = naive_scores(torch.cat(means), model.c.weight[:, :, 0, 0].T)
-    importance = ECDMImportance()
-    torch.testing.assert_close(
-        importance(group_of(model, model.a)), expected[:4], rtol=1e-4, atol=1e-6
-    )
-    torch.testing.assert_close(
-        importance(group_of(model, model.b)), expected[4:], rtol=1e-4, atol=1e-6
-    )
+    assert_scores(ECDMImportance()(group_of(model, model.a)), expected[:4])
+    assert_scores(ECDMImportance()(group_of(model, model.b)), expected[4:])
+
+
+def sum_without_norm(net, x):
+    x = torch.relu(net.conv1(x))
+    return F.avg_pool2d(net.conv2(x) + net.skip(x), 2)
 
 
 @pytest.mark.parametrize("images", [IMAGES, (IMAGES,)], ids=["unbatched", "batched"])
 def test_moments_pass_through_convs_sums_and_pools_without_norm(images):
     """A network without batch norm, against a Monte Carlo of what its last conv reads."""
-
-    class NoNorm(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv1 = nn.Conv2d(3, 32, 3)
-            self.conv2 = nn.Conv2d(32, 16, 1)
-            self.skip = nn.Conv2d(32, 16, 1)
-            self.conv3 = nn.Conv2d(16, 4, 1, bias=False)
-
-        def read(self, x):
-            x = torch.relu(self.conv1(x))
-            return F.avg_pool2d(self.conv2(x) + self.skip(x), 2)
-
-        def forward(self, x):
-            return self.conv3(self.read(x))
-
-    model = NoNorm()
+    layers = {"conv1": nn.Conv2d(3, 32, 3), "conv2": nn.Conv2d(32, 16, 1)}
+    last = {"skip": nn.Conv2d(32, 16, 1), "conv3": nn.Conv2d(16, 4, 1, bias=False)}
+    model = Net(lambda net, x: net.conv3(sum_without_norm(net, x)), **layers, **last)
     with torch.no_grad():
-        mean = model.read(torch.randn(400, 3, 8, 8)).mean(dim=(0, 2, 3))
+        mean = sum_without_norm(model, torch.randn(400, 3, 8, 8)).mean(dim=(0, 2, 3))
     expected = naive_scores(mean, model.conv3.weight[:, :, 0, 0].T)
     scores = ECDMImportance()(group_of(model, model.conv2, images))
     # 3600 correlated samples a channel: means of order 0.1 are known to about 2 %.
@@ -169,17 +141,13 @@ def test_rms_sees_what_the_mean_does_not():
     assert bool((ECDMImportance("rms")(group) > 0).all())
 
 
+def multiply(net, x):
+    x = net.conv1(x)
+    return net.conv2(x * x)
+
+
 def test_what_cannot_be_followed_has_no_score():
-    class Product(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv1, self.conv2 = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1)
-
-        def forward(self, x):
-            x = self.conv1(x)
-            return self.conv2(x * x)
-
-    model = Product()
+    model = Net(multiply, conv1=nn.Conv2d(3, 4, 1), conv2=nn.Conv2d(4, 2, 1))
     assert ECDMImportance()(group_of(model, model.conv1)) is None
 
 

@@ -22,7 +22,7 @@ from selectconv.core.models import selective_layers, unwrap
 from selectconv.core.slots import split_groups
 from selectconv.errors import AllocationError, naming
 from selectconv.graph.example import evaluating
-from selectconv.tables import counted, html_table, text_table
+from selectconv.tables import html_table, text_table
 
 _CHUNK = 1 << 22  # numbers of the input that are unfolded at a time
 _FIGURES = (2, 4)  # columns of figures
@@ -77,19 +77,13 @@ class LayerDamage:
 
 
 class DamageReport(dict[str, LayerDamage]):
-    """One `LayerDamage` per layer, by name; prints as a table.
-
-    Attributes:
-        unreached: selective layers that no batch passed through.
-    """
-
-    unreached: tuple[str, ...] = ()
+    """One `LayerDamage` per layer that a batch passed through, by name; prints as a table."""
 
     def __str__(self) -> str:
-        return f"{text_table(self._lines(), right=_FIGURES)}\n{self._note()}"
+        return text_table(self._lines(), right=_FIGURES)
 
     def _repr_html_(self) -> str:
-        return html_table(self._lines(), right=_FIGURES, note=self._note())
+        return html_table(self._lines(), right=_FIGURES)
 
     def _lines(self) -> list[tuple[str, ...]]:
         heads = ("layer", "E[X]", "open", "by", "rank r", "worst slots: expected -> measured")
@@ -101,10 +95,6 @@ class DamageReport(dict[str, LayerDamage]):
             is_open = str(int(row.is_open.sum()))
             lines.append((name, row.source, is_open, row.damage, shown, worst or "-"))
         return lines
-
-    def _note(self) -> str:
-        unreached = f"; no batch passed through {', '.join(self.unreached)}"
-        return f"{counted(len(self), 'layer')}{unreached if self.unreached else ''}"
 
 
 def observe_damage(model: nn.Module, batches: Iterable[Any]) -> DamageReport:
@@ -120,8 +110,8 @@ def observe_damage(model: nn.Module, batches: Iterable[Any]) -> DamageReport:
             first item is the model's input; a dict holds the model's keyword arguments.
 
     Returns:
-        A dict with one `LayerDamage` per layer. `print` it for a table of correlations and the
-        worst slots.
+        A dict with one `LayerDamage` per layer that a batch passed through. `print` it for a table
+        of rank correlations and the worst slots.
 
     Raises:
         AllocationError: the model has no selective layers, or there are no batches.
@@ -167,7 +157,6 @@ def observe_damage(model: nn.Module, batches: Iterable[Any]) -> DamageReport:
         for hook in hooks:
             hook.remove()
     report = DamageReport()
-    report.unreached = tuple(name for name in layers if not seen[name].count)
     for name, moments in seen.items():
         if moments.count:
             with naming(name):

@@ -10,6 +10,11 @@ from selectconv.core.layer import SelectConvNd
 from selectconv.errors import AllocationError
 from selectconv.tables import counted
 
+_UNFIT = (
+    "that cannot be cleared for a re-opened slot: use an optimizer with state for each element, "
+    "which begins at zero (SGD, Adam, AdamW, ...)."
+)
+
 
 def check_owns(optimizer: torch.optim.Optimizer, layers: Mapping[str, SelectConvNd]) -> None:
     """Check that an optimizer trains what the layers learn.
@@ -45,34 +50,18 @@ def decays(optimizer: torch.optim.Optimizer, layers: Mapping[str, SelectConvNd])
     )
 
 
-def check_state_by_parameter(optimizer: torch.optim.Optimizer | None) -> None:
-    """Refuse state that one parameter keeps for all of them, such as LBFGS's flat vectors.
-
-    Rprop is refused, too: it would hardly move a weight whose step size was cleared.
-
-    Raises:
-        AllocationError: there is such state.
-    """
-    if optimizer is None:
-        return
-    if isinstance(optimizer, torch.optim.Rprop):
-        raise AllocationError(
-            "Rprop keeps a step size for each element, which cannot be cleared for a re-opened "
-            "slot: use an optimizer whose state begins at zero (SGD, Adam, AdamW, ...)."
-        )
-    for parameter, state in optimizer.state.items():
-        for key, value in state.items():
-            _refuse_larger(optimizer, parameter, key, value, parameter.numel())
-
-
 def state_of_slots(
     optimizer: torch.optim.Optimizer | None, layer: SelectConvNd
 ) -> Iterator[Tensor]:
     """Yield what holds something of each slot: per-element state and pending gradients.
 
     Raises:
-        AllocationError: state of another shape, which cannot be cleared for a slot.
+        AllocationError: the optimizer keeps state that cannot be cleared for a slot: of another
+            shape, of all parameters together, or a step size, without which nothing would move.
     """
+    refused = type(optimizer).__name__
+    if isinstance(optimizer, torch.optim.LBFGS | torch.optim.Rprop):
+        raise AllocationError(f"{refused} keeps state {_UNFIT}")
     for parameter in (layer.weight, layer.shift):
         if parameter is None:
             continue
@@ -82,18 +71,5 @@ def state_of_slots(
         for key, value in state.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
                 yield value
-            else:
-                _refuse_larger(optimizer, parameter, key, value, 1)
-
-
-def _refuse_larger(
-    optimizer: torch.optim.Optimizer | None, parameter: Tensor, key: str, value: object, size: int
-) -> None:
-    """Refuse a state that holds a tensor of more numbers than `size`."""
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, Tensor) and leaf.numel() > size:
-            raise AllocationError(
-                f"{type(optimizer).__name__} keeps its state {key!r} in shape {tuple(leaf.shape)} "
-                f"for a parameter of shape {tuple(parameter.shape)}, so it cannot be cleared for a "
-                "re-opened slot: use an optimizer with state for each element (SGD, Adam, ...)."
-            )
+            elif any(isinstance(leaf, Tensor) and leaf.numel() > 1 for leaf in tree_leaves(value)):
+                raise AllocationError(f"{refused} keeps its state {key!r} in a shape {_UNFIT}")

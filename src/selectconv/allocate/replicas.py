@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from selectconv.allocate.agreement import agree, in_process_group
-from selectconv.allocate.optimizer_state import check_owns, check_state_by_parameter, state_of_slots
+from selectconv.allocate.optimizer_state import check_owns, state_of_slots
 from selectconv.checks import warn
 from selectconv.core.allocation import draw_shift
 from selectconv.core.layer import SelectConvNd
@@ -126,7 +126,6 @@ class Replicas:
                     layer.check_owns_weight()
                     layer_plan.check(gate, len(layer.kernel_size), can_open=layer.shift is not None)
                     if len(layer_plan.opened):
-                        check_state_by_parameter(self.optimizer)
                         list(state_of_slots(self.optimizer, layer))
                 gate[layer_plan.closed] = False
                 gate[layer_plan.opened] = True

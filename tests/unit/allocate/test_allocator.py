@@ -445,8 +445,8 @@ def step_lbfgs(model):
     ("build", "message"),
     [
         (step_adafactor, "Adafactor keeps its state 'row_var'"),
-        (step_lbfgs, "LBFGS keeps its"),
-        (step_rprop, "Rprop keeps a step size"),
+        (step_lbfgs, "LBFGS keeps state"),
+        (step_rprop, "Rprop keeps state"),
     ],
 )
 def test_optimizers_whose_state_has_no_slots_are_refused(build, message):

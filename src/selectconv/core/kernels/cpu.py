@@ -99,16 +99,11 @@ def _select(
     if shift is not None and not (shift.dtype == torch.float32 and shift.is_contiguous()):
         shift = shift.to(torch.float32).contiguous()
     scale = offset = None
-    if statistics is not None:
-        assert bn_weight is not None
-        assert bn_bias is not None
+    if statistics is not None and bn_weight is not None and bn_bias is not None:
         scale = bn_weight * statistics[1]
         offset = torch.addcmul(bn_bias, statistics[0], scale, value=-1)
-    if index.numel() == x.shape[1]:
-        out = torch.empty_like(x)
-    else:
-        size = (x.shape[0], index.numel(), *x.shape[2:])
-        out = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
+    size = (x.shape[0], index.numel(), *x.shape[2:])
+    out = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
     shape = _describe(x, index, shift, shifted)
     _call("select_forward", shape, x, scale, offset, out)
     return out, shift, shifted, index, scale, offset
@@ -184,13 +179,13 @@ def _definition(
 
 @torch.no_grad()
 def _update_running(norm: _BatchNorm, mean: Tensor, var: Tensor, count: int) -> None:
-    if norm.running_mean is None or norm.running_var is None or not norm.track_running_stats:
+    mean_so_far, var_so_far, batches = norm.running_mean, norm.running_var, norm.num_batches_tracked
+    if mean_so_far is None or var_so_far is None or batches is None or not norm.track_running_stats:
         return
-    assert norm.num_batches_tracked is not None
-    norm.num_batches_tracked.add_(1)
-    weight = norm.momentum if norm.momentum is not None else 1.0 / float(norm.num_batches_tracked)
-    norm.running_mean.lerp_(mean, weight)
-    norm.running_var.lerp_(var * (count / (count - 1)), weight)  # torch keeps the unbiased one
+    batches.add_(1)
+    weight = norm.momentum if norm.momentum is not None else 1.0 / float(batches)
+    mean_so_far.lerp_(mean, weight)
+    var_so_far.lerp_(var * (count / (count - 1)), weight)  # torch keeps the unbiased one
 
 
 def _describe(

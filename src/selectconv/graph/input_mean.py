@@ -35,7 +35,7 @@ from selectconv.graph.operations import (
     family_of,
     find_module_row,
     find_row,
-    out_of_place,
+    functions_of,
     setting,
     writes,
 )
@@ -271,8 +271,8 @@ def _activation(node: fx.Node, module: nn.Module | None) -> Call | None:
         return None  # computed on the way: not a fixed function of one input
     row = find_row(node, module)
     assert row is not None
-    is_method = node.op == "call_method"
-    function = row.function if is_method else out_of_place(cast(Any, node.target))
+    is_plain = node.target in functions_of(row).values()  # no method, and none that writes
+    function = node.target if is_plain else row.function
     kwargs = {key: value for key, value in node.kwargs.items() if key not in ("input", "inplace")}
     return Call(function, node.args[1:], kwargs)
 

@@ -264,11 +264,6 @@ def family_of(node: fx.Node, module: nn.Module | None) -> Family | None:
     return None if row is None else row.family
 
 
-def out_of_place(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the activation function that does not write into its input."""
-    return _OUT_OF_PLACE.get(function, function)
-
-
 def argument(node: fx.Node, place: int = 0, keyword: str = "input", default: Any = None) -> Any:
     """Read an argument of a call by its place or by its name; the first one by default."""
     return node.args[place] if len(node.args) > place else node.kwargs.get(keyword, default)

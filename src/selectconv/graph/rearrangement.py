@@ -21,10 +21,6 @@ _ARITHMETIC = (
 _PROBE_IMAGES, _PROBE_PIXELS = 3, (4, 6, 8)
 
 
-class _UnknownError(ValueError):
-    """A step that is not among those above, or that takes something other than the probe."""
-
-
 def is_rearrangement(node: fx.Node, module: nn.Module | None) -> bool:
     """Return whether a step may do no more than move channels about."""
     return family_of(node, module) in (Family.VIEW, Family.REORDER, Family.CONTIGUOUS)
@@ -54,7 +50,7 @@ def moved_channels(
     probe = channels.expand(_PROBE_IMAGES, -1, *_PROBE_PIXELS[:axes]).contiguous()
     try:
         moved = _compute(end, {start: probe}, module_of)
-    except (_UnknownError, RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
         return None  # sizes that the probe does not have, or that other tensors give
     if not isinstance(moved, Tensor) or moved.ndim != axes + 2 or moved.numel() == 0:
         return None
@@ -76,7 +72,7 @@ def _compute(
         and (node.target in _ARITHMETIC or (node.target is getattr and node.args[1] == "shape"))
     )
     if not (is_size or is_rearrangement(node, module)):
-        raise _UnknownError(str(node))
+        raise ValueError(f"`{node}` is no rearrangement")
     args, kwargs = fx.map_arg(
         (node.args, node.kwargs), lambda other: _compute(other, known, module_of)
     )

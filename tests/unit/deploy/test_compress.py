@@ -391,21 +391,6 @@ def test_a_compressed_model_is_taken_by_torchs_tools():
     assert (convert_fx(prepared)(x) - y).norm() < 0.1 * y.norm()
 
 
-def test_a_functional_norm_that_is_called_twice_stays_one():
-    def run(net, x):
-        norm = net.norm
-
-        def normalize(x):
-            state = norm.running_mean, norm.running_var, norm.weight, norm.bias
-            return F.batch_norm(x, *state, norm.training, norm.momentum, norm.eps)
-
-        return net.b(normalize(net.a(x))) + net.c(normalize(net.a(x)))
-
-    net = Net(run, a=nn.Conv2d(3, 8, 1), norm=nn.BatchNorm2d(8), b=select(), c=select())
-    small = assert_compresses_the_same(scramble(net), torch.randn(2, 3, 6, 6))
-    assert sum(isinstance(module, nn.BatchNorm2d) for module in small.modules()) == 1
-
-
 def test_filters_of_a_functional_conv_are_removed():
     class Same(nn.Conv2d):  # as in timm's Conv2dSame
         def forward(self, x):

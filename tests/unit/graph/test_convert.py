@@ -218,18 +218,6 @@ def test_frozen_weights_stay_frozen():
     assert model.pointwise.shift.requires_grad
 
 
-def test_plain_checkpoint_loads():
-    plain = small_net()
-    model = sc.convert(small_net())
-    model.load_state_dict(plain.state_dict())
-    new = set(model.state_dict()) - set(plain.state_dict())
-    assert {key.rpartition(".")[2] for key in new} == {
-        "gate", "index", "moved", "shifted", "shift",
-    }  # fmt: skip
-    x = image()
-    torch.testing.assert_close(model.eval()(x), plain.eval()(x))
-
-
 @pytest.mark.parametrize("example", [None, image()], ids=["no example", "example"])
 def test_statistics_and_random_numbers_are_not_touched(example):
     noisy = Net(

@@ -69,7 +69,7 @@ def compare(runs: dict[str, Run]) -> Table:
     for head in ("error on unseen images", "loss", "slots moved", "seconds"):
         table.add_column(head, justify="right")
     for method, run in runs.items():
-        endpoint = "test" if run.holdout is None else "held-out"
+        endpoint = "held-out" if run.holdout else "test"
         table.add_row(
             method,
             f"{run.score(endpoint, 'error'):.2f} %",
@@ -85,7 +85,7 @@ def count_wins() -> tuple[int, int]:
     errors: dict[str, dict[int, float]] = {"plain": {}, "select": {}}
     names = {run.name for run in load_training().runs}
     for run in collect([RESULTS]).runs if RESULTS.is_dir() else ():
-        if run.name in names and run.holdout is not None:
+        if run.name in names and run.holdout:
             errors[run.config.method][run.config.seed] = run.holdout["error"]
     both = errors["plain"].keys() & errors["select"].keys()
     return sum(errors["select"][seed] < errors["plain"][seed] for seed in both), len(both)

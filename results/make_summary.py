@@ -16,7 +16,7 @@ from typing import Any
 from selectconv.lab.report.collect import collect
 from selectconv.lab.report.compare import Group, Row, group_runs
 from selectconv.lab.report.findings import Finding, find_out
-from selectconv.lab.report.statistics import LEVEL, compare, show_p, show_p_alone
+from selectconv.lab.report.statistics import LEVEL, compare, show_p
 from selectconv.lab.report.tables import show_spread
 from selectconv.lab.reproduce.grid import TABLES, load_grid
 
@@ -91,7 +91,7 @@ def answer(finding: Finding | None) -> list[str]:
         return ["-", "-"]
     result = finding.result
     change = f"{result.change:+.1f} % ({result.low:+.1f} to {result.high:+.1f})"
-    return [change, show_p_alone(finding.p)]
+    return [change, show_p(finding.p).removeprefix("= ")]
 
 
 def show(row: Row) -> str:
@@ -252,7 +252,7 @@ def state_auto() -> Iterator[str]:
                 yield (
                     f"- {title}, {len(auto)} of {len(seeds)} seeds: held-out {measure} of auto "
                     f"{found.after:.{digits}f}{unit}, of {words} {found.before:.{digits}f}{unit}; "
-                    f"{show_p(found.p)}: {verdict}."
+                    f"p {show_p(found.p)}: {verdict}."
                 )
                 is_asked = is_asked and found.p < LEVEL
 

@@ -12,8 +12,7 @@ from fake_runs import seal, write_run
 from selectconv.deploy.cost import count_macs, count_params
 from selectconv.lab.cli.main import main
 from selectconv.lab.data.registry import dataset_info
-from selectconv.lab.report.collect import collect, read_run
-from selectconv.lab.report.replay import CLOSED, MOVED, OWN
+from selectconv.lab.report.collect import CLOSED, MOVED, OWN, collect, read_run
 from selectconv.lab.train.network import build_model
 
 
@@ -68,14 +67,14 @@ DAMAGES = {
         in_allocation(layers={"no.such": {"closed": [0], "opened": []}}), "no layer 'no.such'",
     ),
     "slot out of range": (
-        in_allocation(layers={LAYER: {"closed": [900], "opened": []}}), "the log names 900",
+        in_allocation(layers={LAYER: {"closed": [900], "opened": []}}), "900",
     ),
     "source out of range": (
         in_allocation(layers={LAYER: {"closed": [0], "opened": [[0, 900, None]]}}),
-        "the log names 900",
+        "900",
     ),
-    "epoch after the last": (in_allocation(epoch=6), "line 1: `epoch` must be from 0 to 5, got 6"),
-    "no log": (write("allocation.jsonl", ""), "by allocation.jsonl"),
+    "epoch after the last": (in_allocation(epoch=6), "`epoch` must be from 0 to 5, got 6"),
+    "no log": (write("allocation.jsonl", ""), "does not lead to what metrics.jsonl"),
     "no environment": (lambda run: (run / "env.json").unlink(), "env.json"),
     "no held-out result": (lambda run: (run / "holdout.json").unlink(), "holdout.json"),
     "unknown option": (set_option(growth_rat=8), "growth_rat"),
@@ -131,16 +130,15 @@ def test_settings_that_are_gone_are_kept_by_name(tmp_path):
 
 def test_replay_ends_where_the_network_ended(tmp_path):
     run = read_run(write_run(tmp_path / "a", method="select", weights=True))
-    state = load_file(run.weights)
+    state = load_file(run.path / "last.safetensors")
     for layer in run.layers:
         assert layer.source == state[f"{layer.name}.index"].tolist()
-        assert layer.states[-1] == layer.last
-        for slot, last in enumerate(layer.last):
+        for slot, last in enumerate(layer.states[-1]):
             is_open = bool(state[f"{layer.name}.gate"][slot])
             is_moved = bool(state[f"{layer.name}.moved"][slot])
             assert last == (CLOSED if not is_open else MOVED if is_moved else OWN)
-    assert any(MOVED in layer.last for layer in run.layers)
-    assert any(CLOSED in layer.last for layer in run.layers)
+    assert any(MOVED in layer.states[-1] for layer in run.layers)
+    assert any(CLOSED in layer.states[-1] for layer in run.layers)
 
 
 def test_closed_slots_do_not_count(tmp_path):
@@ -153,7 +151,7 @@ def test_closed_slots_do_not_count(tmp_path):
     run = read_run(write_run(tmp_path / "d", method="dealloc"))
     model = build_model(run.config, dataset_info("digits"))
     for layer in run.layers:
-        closed = [slot for slot, state in enumerate(layer.last) if state == CLOSED]
+        closed = [slot for slot, state in enumerate(layer.states[-1]) if state == CLOSED]
         model.get_submodule(layer.name).close(closed)
     small = sc.compress(model.eval(), torch.zeros(1, 1, 8, 8))
     assert run.size.params == count_params(small) < plain.size.params

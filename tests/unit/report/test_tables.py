@@ -9,7 +9,7 @@ import selectconv as sc
 from fake_runs import SETTINGS, write_run
 from selectconv.lab.report.collect import collect
 from selectconv.lab.report.compare import group_runs
-from selectconv.lab.report.tables import HEADER, build_table, paper_figures, write_csv
+from selectconv.lab.report.tables import HEADER, PAPER, build_table, write_csv
 from selectconv.lab.reproduce.grid import Grid, PlannedRun
 
 SELECT = "+D+R zero+shift (select)"
@@ -76,12 +76,11 @@ def test_ways_of_selecting_are_rows_of_one_table(tmp_path):
 
 
 def test_the_paper_s_figures_are_those_of_its_network_and_data():
-    quoted = paper_figures()
-    assert quoted["table2"]["condensenet182"]["cifar10"]["dealloc"]["params"] == "3.24M"
+    assert PAPER["table2"]["condensenet182"]["cifar10"]["dealloc"]["params"] == "3.24M"
     models = set(sc.list_models())
-    assert all(set(table) <= models for table in quoted.values())
+    assert all(set(table) <= models for table in PAPER.values())
     # Relative changes as printed, against the printed means: CIFAR-10 has two decimals.
-    for model in quoted["table1"].values():
+    for model in PAPER["table1"].values():
         plain, select = (
             float(model["cifar10"][m]["error"].split("±")[0]) for m in ("plain", "select")
         )

@@ -17,7 +17,7 @@ from selectconv.lab.report.figure import drawing
     [
         ("sklearn.datasets", lambda: load_dataset("digits"), "scikit-learn", DataError),
         ("PIL.Image", lambda: open_image("x.jpeg"), "Pillow", DataError),
-        ("matplotlib", lambda: drawing().__enter__(), "matplotlib", RunError),
+        ("matplotlib", lambda: drawing("figure").__enter__(), "matplotlib", RunError),
     ],
 )
 def test_a_missing_package_is_named_with_the_extra(monkeypatch, module, call, package, error):

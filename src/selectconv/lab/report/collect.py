@@ -2,17 +2,19 @@
 
 import json
 import shlex
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from selectconv.allocate.report import read_log
+from selectconv.allocate.report import AllocationReport, read_log
+from selectconv.core.models import count_slots, selective_layers
 from selectconv.deploy.cost import Cost, count
 from selectconv.errors import SelectConvError
-from selectconv.lab.report.replay import CLOSED, MOVED, LayerHistory, replay
 from selectconv.lab.train.checkpoint import load_weights
 from selectconv.lab.train.config import TrainConfig, read_recorded
 from selectconv.lab.train.network import build_model
@@ -29,6 +31,28 @@ from selectconv.lab.train.run_folder import (
 from selectconv.lab.zoo.learned_group_conv import condense
 
 _DEPTH = 4  # how far below a given folder runs are looked for: results/GRID/runs/NAME
+OWN, CLOSED, MOVED = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class LayerHistory:
+    """The slots of one layer over the training, replayed from `allocation.jsonl`.
+
+    Attributes:
+        name: the layer's dotted name.
+        can_shift: its slots may be shifted.
+        source: the channel that each slot reads at the end.
+        states: at the end of each epoch, of each slot: `OWN`, `CLOSED` or `MOVED`.
+        closed: how often slots were closed.
+        copied: how often channels were chosen as the source of a re-opened slot.
+    """
+
+    name: str
+    can_shift: bool
+    source: list[int]
+    states: list[list[int]]
+    closed: Counter[int]
+    copied: Counter[int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +65,7 @@ class Run:
         gone: those that this version does not have: the run cannot be repeated.
         metrics: one row per epoch.
         environment: commit, versions, hardware.
-        holdout: images, error in per cent and loss of `holdout.json`; None where it was not asked.
+        holdout: images, error in per cent and loss of `holdout.json`; empty where it was not asked.
         layers: what happened to the slots of each selective layer.
         size: of its network for one image, without closed slots and what only they read. Shift
             biases do not count, as in the paper. None: of a slimmed network it is known from the
@@ -53,7 +77,7 @@ class Run:
     gone: dict[str, Any]
     metrics: list[dict[str, Any]]
     environment: dict[str, Any]
-    holdout: dict[str, Any] | None
+    holdout: dict[str, Any]
     layers: list[LayerHistory]
     size: Cost | None
 
@@ -68,17 +92,6 @@ class Run:
         return self.score("test", "error")
 
     @property
-    def best_error(self) -> float:
-        """The lowest test error of any epoch, chosen on the test set."""
-        return min(float(row["test_error"]) for row in self.metrics)
-
-    @property
-    def weights(self) -> Path | None:
-        """The last weights; None where they were not kept."""
-        path = self.path / LAST
-        return path if path.exists() else None
-
-    @property
     def command(self) -> str:
         """The command that repeats the run."""
         words = ["--config", str(self.path / CONFIG), "--out", f"runs/{self.name}-again"]
@@ -88,7 +101,6 @@ class Run:
         """Return the last weights' "error" or "loss" on the "test" or the "held-out" images."""
         if endpoint == "test":
             return float(self.metrics[-1][f"test_{measure}"])
-        assert self.holdout is not None
         return float(self.holdout[measure])
 
 
@@ -113,7 +125,6 @@ def collect(folders: Iterable[Path]) -> Collection:
         {PosixPath('no/such/folder'): 'there is no run here or below.'}
     """
     found = Collection()
-    paths: dict[Path, Path] = {}
     for folder in folders:
         # A run that lacks one of the two files is named, not overlooked.
         marks = ["*/" * depth + mark for depth in range(_DEPTH) for mark in (CONFIG, METRICS)]
@@ -121,12 +132,10 @@ def collect(folders: Iterable[Path]) -> Collection:
         if not here:
             found.left_out[folder] = "there is no run here or below."
         for path in here:
-            paths.setdefault(path.resolve(), path)
-    for path in paths.values():
-        try:
-            found.runs.append(read_run(path))
-        except (SelectConvError, OSError, RuntimeError, TypeError, ValueError) as error:
-            found.left_out[path] = " ".join(str(error).split())
+            try:
+                found.runs.append(read_run(path))
+            except (SelectConvError, OSError, RuntimeError, TypeError, ValueError) as error:
+                found.left_out[path] = " ".join(str(error).split())
     return found
 
 
@@ -139,32 +148,68 @@ def read_run(path: Path) -> Run:
     """
     folder = RunFolder(path)
     config, gone = read_recorded(folder.read_config())
-    metrics = folder.read(METRICS)
-    if folder.status() != "done" or len(metrics) != config.epochs:
+    metrics, status = folder.read(METRICS), folder.status()
+    if status != "done" or len(metrics) != config.epochs:
         raise ValueError(
-            f"incomplete: it is {folder.status()!r} and has {len(metrics)} of {config.epochs} "
-            "epochs."
+            f"incomplete: it is {status!r} and has {len(metrics)} of {config.epochs} epochs."
         )
     if metrics[-1]["test_error"] is None:
         raise ValueError("it has no test images, so there is no error to report.")
     environment = json.loads(folder.check(ENVIRONMENT).read_bytes())
-    holdout = json.loads(folder.check(HOLDOUT).read_bytes()) if config.holdout else None
+    holdout = json.loads(folder.check(HOLDOUT).read_bytes()) if config.holdout else {}
     log = folder.check(ALLOCATION)
-    allocation = read_log(log, epochs=config.epochs) if log.exists() else []
-    info = run_data(path, config)
+    steps = read_log(log, epochs=config.epochs) if log.exists() else []
+    info, method, weights = run_data(path, config), config.method_info, folder / LAST
     model = build_model(config, info)
-    layers = replay(model, allocation, config.epochs) if config.method_info.is_selective else []
-    for name, state in (("closed", CLOSED), ("moved", MOVED)):
-        replayed = sum(layer.last.count(state) for layer in layers)
-        if config.method_info.is_selective and replayed != metrics[-1][name]:
-            raise ValueError(
-                f"{replayed} slots are {name} by {ALLOCATION}, {metrics[-1][name]} by {METRICS}."
-            )
-    weights = folder / LAST
-    if config.method_info.cuts and weights.exists():
+    layers: list[LayerHistory] = []
+    if method.is_selective:
+        layers = _replay(build_model(config, info), steps, metrics)
+    elif not method.cuts:
+        condense(model, steps)
+    elif weights.exists():
         load_weights(weights, model, slimmed=True)
-    elif not (config.method_info.cuts or config.method_info.is_selective):
-        condense(model, allocation)
-    is_known = weights.exists() or not config.method_info.cuts
-    size = count(model, torch.zeros(1, *info.shape)) if is_known else None
+    for layer in layers:
+        closed = [slot for slot, state in enumerate(layer.states[-1]) if state == CLOSED]
+        selective_layers(model)[layer.name].close(closed)
+    is_unknown = method.cuts and not weights.exists()
+    size = None if is_unknown else count(model, torch.zeros(1, *info.shape))
     return Run(path, config, gone, metrics, environment, holdout, layers, size)
+
+
+def _replay(
+    model: nn.Module, steps: Sequence[AllocationReport], metrics: Sequence[dict[str, Any]]
+) -> list[LayerHistory]:
+    """Replay a log on a fresh network, layer by layer in its order.
+
+    Raises:
+        ValueError, AllocationError: the log does not fit the network, or does not lead to what the
+            metrics count.
+    """
+    layers = selective_layers(model)
+    states: dict[str, list[list[int]]] = {name: [] for name in layers}
+    closed: dict[str, Counter[int]] = {name: Counter() for name in layers}
+    copied: dict[str, Counter[int]] = {name: Counter() for name in layers}
+    for epoch, row in enumerate(metrics):
+        for name, plan in (part for step in steps if step.epoch == epoch for part in step.plan):
+            if name not in layers:
+                raise ValueError(f"the network has no layer {name!r}.")
+            layers[name].apply_plan(plan)
+            closed[name].update(plan.closed.tolist())
+            copied[name].update(plan.source.tolist())
+        for name, layer in layers.items():
+            states[name].append(torch.where(layer.gate, MOVED * layer.moved, CLOSED).tolist())
+        if any(row[name] != number for name, number in count_slots(model).items()):
+            raise ValueError(
+                f"{ALLOCATION} does not lead to what {METRICS} count in epoch {epoch}."
+            )
+    return [
+        LayerHistory(
+            name,
+            layer.shift is not None,
+            layer.index.tolist(),
+            states[name],
+            closed[name],
+            copied[name],
+        )
+        for name, layer in layers.items()
+    ]

@@ -3,10 +3,10 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from selectconv.lab.report.collect import Run
-from selectconv.lab.report.statistics import Comparison, compare, summarize
 from selectconv.lab.reproduce.grid import Grid
 from selectconv.lab.train.config import TrainConfig, setting_names
 from selectconv.lab.train.methods import METHODS
@@ -20,8 +20,7 @@ class Row:
 
     Attributes:
         method: what users type.
-        selection: the settings about selection that make a difference to the method.
-        tuning: learning rate and weight decay.
+        settings: those about selection that make a difference to the method, and tuning.
         gone: settings of the runs that this version does not have.
         runs: the finished ones, by seed.
         missing: why a planned run is not among them, by its name.
@@ -32,14 +31,13 @@ class Row:
     """
 
     method: str
-    selection: dict[str, Any]
-    tuning: dict[str, Any]
+    settings: dict[str, Any]
     gone: dict[str, Any]
     runs: dict[int, Run] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     unused: list[Run] = field(default_factory=list)
     endpoint: str = "test"
-    named: tuple[str, ...] = ()
+    named: list[str] = field(default_factory=list)
 
     @property
     def arm(self) -> str:
@@ -50,22 +48,15 @@ class Row:
     @property
     def name(self) -> str:
         """Its arm, and the settings that tell it from other rows."""
-        values = {**self.selection, **self.tuning}
-        words = [f"{name} {values[name]}" for name in self.named]
+        words = [f"{name} {self.settings[name]}" for name in self.named]
         return f"{self.arm} ({', '.join(words)})" if words else self.arm
-
-    @property
-    def short_name(self) -> str:
-        """A shorter name, for the axis of a figure."""
-        return self.name.replace(" (select)", "")
 
     def measured(self, measure: str) -> dict[int, float]:
         """Return the last weights' "error" or "loss" at the endpoint, by seed."""
         return {seed: run.score(self.endpoint, measure) for seed, run in self.runs.items()}
 
-    def against(self, other: "Row", measure: str) -> Comparison | None:
-        """Compare it with another row; None with fewer than two common seeds."""
-        return compare(other.measured(measure), self.measured(measure))
+
+NO_ROW = Row("", {}, {})  # stands for a method that has no finished run
 
 
 @dataclass(eq=False)
@@ -82,7 +73,7 @@ class Group:
     config: dict[str, Any]
     grid: Grid
     rows: list[Row] = field(default_factory=list)
-    apart: tuple[str, ...] = ()
+    apart: list[str] = field(default_factory=list)
 
     @property
     def runs(self) -> list[Run]:
@@ -92,7 +83,7 @@ class Group:
     @property
     def endpoint(self) -> str:
         """What errors and losses are of: "held-out" if every finished run has them, or "test"."""
-        is_held_out = self.runs and all(run.holdout is not None for run in self.runs)
+        is_held_out = self.runs and all(run.holdout for run in self.runs)
         return "held-out" if is_held_out else "test"
 
     @property
@@ -103,35 +94,36 @@ class Group:
         chosen = next((name for name in names if name in finished), names[0])
         return [row for row in self.rows if row.method == chosen]
 
-    def baseline(self, measure: str) -> Row | None:
-        """Return what other methods are compared with: of several plain rows, the best one."""
-        means = {
-            row: summarize(list(row.measured(measure).values())).mean
-            for row in self.baselines
-            if row.runs
-        }
-        return min(means, key=lambda row: means[row], default=None)
+    @property
+    def asked(self) -> list[Row]:
+        """The other rows, which are compared with the baseline."""
+        return [row for row in self.rows if row not in self.baselines]
 
-    def find(self, method: str) -> Row | None:
+    def baseline(self, measure: str) -> Row:
+        """Return what other methods are compared with: of several plain rows, the best one."""
+        finished = [row for row in self.baselines if row.runs]
+        means = {row: fmean(row.measured(measure).values()) for row in finished}
+        return min(finished, key=lambda row: means[row], default=NO_ROW)
+
+    def find(self, method: str) -> Row:
         """Return the first row of a method with finished runs, and with no setting that is gone."""
-        found = [row for row in self.rows if row.method == method and row.runs and not row.gone]
-        return found[0] if found else None
+        found = (row for row in self.rows if row.method == method and row.runs and not row.gone)
+        return next(found, NO_ROW)
 
     @property
     def title(self) -> str:
         """Network, data and training, in words."""
-        config = self.config
-        options = {k: v for k, v in config["model_options"].items() if k != "realloc"}
-        words = [config["model"]]
-        if options:
-            words.append("(" + ", ".join(f"{k} {v}" for k, v in options.items()) + ")")
-        words.append(f"on {config['data']}")
-        if config["subset"]:
-            words.append(f"({config['subset']:,} images)")
-        if config["image_size"]:
-            words.append(f"at {config['image_size']}x{config['image_size']}")
+        config, size = self.config, self.config["image_size"]
+        options = [f"{k} {v}" for k, v in config["model_options"].items() if k != "realloc"]
+        words = [
+            config["model"],
+            f"({', '.join(options)})" if options else "",
+            f"on {config['data']}",
+            f"({config['subset']:,} images)" if config["subset"] else "",
+            f"at {size}x{size}" if size else "",
+        ]
         end = [f"{config['epochs']} epochs", *(f"{name} {config[name]}" for name in self.apart)]
-        return ", ".join([" ".join(words), *end])
+        return ", ".join([" ".join(filter(None, words)), *end])
 
 
 def group_runs(
@@ -167,16 +159,16 @@ def group_runs(
         groups[place].rows.append(row)
     ordered = [groups[place] for place in sorted(groups)]
     for group in ordered:
-        tuned = _differing([row.tuning for row in group.rows])
+        tuned = _differing([row.settings for row in group.rows], setting_names("tuning"))
         for row in group.rows:
             row.endpoint = group.endpoint
-            row.named = tuned + _differing([r.selection for r in group.rows if r.arm == row.arm])
+            same = [other.settings for other in group.rows if other.arm == row.arm]
+            row.named = [*tuned, *_differing(same, sorted(METHODS[row.method].uses))]
     # Where titles are equal, add the settings that differ.
-    titles = [group.title for group in ordered]
-    training = [{k: g.config[k] for k in setting_names("training")} for g in ordered]
-    for group, title in zip(ordered, titles, strict=True):
-        alike = [own for own, other in zip(training, titles, strict=True) if other == title]
-        group.apart = _differing(alike)
+    titles = {group: group.title for group in ordered}
+    for group in ordered:
+        alike = [other.config for other in ordered if titles[other] == titles[group]]
+        group.apart = _differing(alike, setting_names("training"))
     return ordered
 
 
@@ -187,20 +179,14 @@ def _place(
     method = METHODS[config["method"]]
     options = dict(config["model_options"])
     values = {**config, "realloc": options.pop("realloc", None), "model_options": options}
-    training, tuning, selection = (
-        {name: values[name] for name in names}
-        for names in (
-            (*setting_names("training"), "model_options"),
-            setting_names("tuning"),
-            sorted(method.uses),
-        )
-    )
+    training = {name: values[name] for name in (*setting_names("training"), "model_options")}
+    settings = {name: values[name] for name in (*sorted(method.uses), *setting_names("tuning"))}
     place = (config["model"], config["data"], json.dumps(training, sort_keys=True))
-    rank = (method.rank, bool(gone), json.dumps([selection, gone, tuning]))
-    return place, rank, Row(method.name, selection, tuning, gone)
+    rank = (method.rank, bool(gone), json.dumps([settings, gone]))
+    return place, rank, Row(method.name, settings, gone)
 
 
-def _differing(settings: list[dict[str, Any]]) -> tuple[str, ...]:
-    """Return the names of the settings that are not the same in all."""
+def _differing(settings: list[dict[str, Any]], names: Iterable[str]) -> list[str]:
+    """Return the names of those settings that are not the same in all."""
     first, *others = settings
-    return tuple(name for name in first if any(one[name] != first[name] for one in others))
+    return [name for name in names if any(one[name] != first[name] for one in others)]

@@ -8,12 +8,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from selectconv.lab.report.compare import Group, Row
+from selectconv.lab.report.compare import NO_ROW, Group, Row
 from selectconv.lab.report.statistics import (
     LEVEL,
     Comparison,
+    compare,
     correct_holm,
-    equivalence_p,
     show_p,
 )
 
@@ -54,7 +54,7 @@ class Finding:
             f"{self.row.name} against {self.against.name}, {len(result.seeds)} seeds: "
             f"{self.row.endpoint} {self.measure} {result.before:.{digits}f}{unit} to "
             f"{result.after:.{digits}f}{unit}, a change of {result.change:+.2f} % (95 % interval "
-            f"{result.low:+.2f} to {result.high:+.2f} %), {show_p(self.p)}{self.test}: "
+            f"{result.low:+.2f} to {result.high:+.2f} %), p {show_p(self.p)}{self.test}: "
             f"{self.verdict}."
         )
 
@@ -64,12 +64,11 @@ def find_out(group: Group) -> list[Finding]:
 
     The questions after the first are corrected for their number by Holm's method.
     """
-    asked = [row for row in group.rows if row not in group.baselines]
-    first = [row for row in asked if row.method in group.grid.first]
-    others = [row for row in asked if row.method not in group.grid.first]
+    first = [row for row in group.asked if row.method in group.grid.first]
+    others = [row for row in group.asked if row not in first]
     findings = [finding for row in first for finding in _ask(group, row, [row])]
     findings += [finding for row in others for finding in _ask(group, row, others)]
-    return findings + list(_look_further(group))
+    return [*findings, *_look_further(group)]
 
 
 def _ask(group: Group, row: Row, family: list[Row]) -> Iterator[Finding]:
@@ -79,29 +78,27 @@ def _ask(group: Group, row: Row, family: list[Row]) -> Iterator[Finding]:
     without it. Of the `family` that p is corrected for, rows that have no answer yet count.
     """
     measures = ("loss", "error") if group.endpoint == "held-out" else ("error",)
-    without = group.find(row.method) if row.gone else None
+    without = group.find(row.method) if row.gone else NO_ROW
     questions = [(measure, group.baseline(measure), measure, family) for measure in measures]
     questions += [("", without, measure, [row]) for measure in measures]
-    waiting = {*family, *group.baselines, *([without] if without else [])}
-    num_missing = sum(len(one.missing) for one in waiting)
+    num_missing = sum(len(one.missing) for one in {*family, *group.baselines, without})
+    margin = math.nan if group.grid.margin is None else group.grid.margin
     is_asked = True
     for column, against, measure, related in questions:
-        result = row.against(against, measure) if against else None
-        if against is None or result is None:
+        before = against.measured(measure)
+        found = {one: compare(before, one.measured(measure), margin) for one in related}
+        result = found[row]
+        if result is None:
             continue
-        found = {one: one.against(against, measure) for one in related}
         p = correct_holm({one: 1.0 if its is None else its.p for one, its in found.items()})[row]
         test = HOLM if len(related) > 1 else ""
         verdict = _judge(p, result, num_missing, is_asked=is_asked)
         yield Finding(row, against, measure, column, result, p, test, verdict)
         is_asked = is_asked and p < LEVEL
         if column == "error" and group.grid.margin is not None:
-            p = equivalence_p(result, group.grid.margin)
-            shown = "shown" if p < LEVEL and not num_missing else "not shown"
-            verdict = f"{shown} to be within {group.grid.margin:g} points"
-            yield Finding(
-                row, against, measure, "no loss", result, p, " by two one-sided tests", verdict
-            )
+            shown = "shown" if result.p_within < LEVEL and not num_missing else "not shown"
+            verdict, test = f"{shown} to be within {margin:g} points", " by two one-sided tests"
+            yield Finding(row, against, measure, "no loss", result, result.p_within, test, verdict)
 
 
 def _judge(p: float, result: Comparison, num_missing: int, *, is_asked: bool) -> str:
@@ -119,13 +116,10 @@ def _judge(p: float, result: Comparison, num_missing: int, *, is_asked: bool) ->
 
 def _look_further(group: Group) -> Iterator[Finding]:
     """Compare what nobody asked beforehand, and say so: the test loss, and select against +S."""
-    select = group.find("select")
-    pairs = [(group.find("shift"), "error")]
-    if group.endpoint == "test":
-        pairs.insert(0, (group.baseline("loss"), "loss"))
-    for against, measure in pairs:
-        result = select.against(against, measure) if select and against else None
-        if select and against and result:
-            verdict = "not among the questions named beforehand"
-            test = " without correction"
+    select, test = group.find("select"), " without correction"
+    verdict = "not among the questions named beforehand"
+    plain = group.baseline("loss") if group.endpoint == "test" else NO_ROW
+    for against, measure in ((plain, "loss"), (group.find("shift"), "error")):
+        result = compare(against.measured(measure), select.measured(measure))
+        if result is not None:
             yield Finding(select, against, measure, "", result, result.p, test, verdict)

@@ -10,34 +10,30 @@ from markupsafe import Markup
 
 from selectconv import __version__
 from selectconv.files import write_text
-from selectconv.lab.report import figures_of_methods as methods
-from selectconv.lab.report import figures_of_slots as slots
-from selectconv.lab.report import figures_of_weights as weights
+from selectconv.lab.report import figures_of_methods as of_methods
+from selectconv.lab.report import figures_of_run as of_run
 from selectconv.lab.report.collect import Collection, Run
 from selectconv.lab.report.compare import NO_GRID, Group, group_runs
-from selectconv.lab.report.figure import Draw, Figure, draw_figure
-from selectconv.lab.report.html import render
+from selectconv.lab.report.figure import Draw, Figure, draw_figure, render
 from selectconv.lab.report.tables import ResultTable, build_table, write_csv
 from selectconv.lab.reproduce.grid import Grid
 from selectconv.lab.train.methods import METHODS
+from selectconv.lab.train.run_folder import LAST
 
 # The figures of a comparison, and those of its most telling run, by title.
 OF_METHODS = {
-    "Error by method": methods.draw_errors,
-    "Paired differences by seed": methods.draw_pairs,
-    "Accuracy against multiply-adds": methods.draw_cost,
-    "Test loss of the median runs": methods.draw_losses,
-    "Slots that are shifted": methods.draw_shift_counts,
+    "Error by method": of_methods.draw_errors,
+    "Paired differences by seed": of_methods.draw_pairs,
+    "Test loss of the median runs": of_methods.draw_losses,
+    "Slots that are shifted": of_methods.draw_shift_counts,
 }
-OF_SLOTS = {
-    "The slots of a layer over the epochs": slots.draw_history,
-    "Where channels were de- and re-allocated": slots.draw_map,
-}
-OF_WEIGHTS = {
-    "Learned shifts": weights.draw_shifts,
-    "A de-allocated channel and the one re-allocated in its place": weights.draw_pair,
-    "The channels most often de- and re-allocated": weights.draw_top,
-    "Distribution of hidden inputs": weights.draw_inputs,
+OF_RUN = {
+    "The slots of a layer over the epochs": of_run.draw_history,
+    "Where channels were de- and re-allocated": of_run.draw_map,
+    "Learned shifts": of_run.draw_shifts,
+    "A de-allocated channel and the one re-allocated in its place": of_run.draw_pair,
+    "The channels most often de- and re-allocated": of_run.draw_top,
+    "Distribution of hidden inputs": of_run.draw_inputs,
 }
 
 
@@ -57,7 +53,6 @@ class Report:
 
     def write(self, folder: Path) -> list[Path]:
         """Write the page, and the tables as Markdown and CSV; returns the files."""
-        folder.mkdir(parents=True, exist_ok=True)
         contents = {
             "report.html": self.page,
             "tables.md": "\n".join(table.to_markdown() for table in self.tables),
@@ -81,10 +76,11 @@ def build_report(
     groups = group_runs(found.runs, grid, problems)
     tables = [build_table(group) for group in groups]
     left_out = [f"{path}: {reason}" for path, reason in found.left_out.items()]
-    for row in (row for group in groups for row in group.rows):
-        for run in row.unused:
-            same = row.runs[run.config.seed].path
-            left_out.append(f"{run.path}: {same} has the same settings and seed.")
+    left_out += [
+        f"{run.path}: {row.runs[run.config.seed].path} has the same settings and seed."
+        for row in (row for group in groups for row in group.rows)
+        for run in row.unused
+    ]
     style, script = (
         Markup((files("selectconv.lab.report") / name).read_text(encoding="utf-8"))
         for name in ("page.css", "page.js")
@@ -111,16 +107,16 @@ def draw_group(group: Group, name: str) -> list[Figure]:
     if run is not None:
         config = run.config
         subject = f"{config.model} on {config.data}, {config.method}, seed {config.seed} (n = 1)"
-        plans += [(title, subject, partial(draw, run)) for title, draw in OF_SLOTS.items()]
-        plans += [(title, subject, partial(draw, run)) for title, draw in OF_WEIGHTS.items()]
+        plans += [(title, subject, partial(draw, run)) for title, draw in OF_RUN.items()]
     figures = [draw_figure(*plan, f"{name}-{number}") for number, plan in enumerate(plans)]
     return [figure for figure in figures if figure is not None]
 
 
 def choose_run(group: Group) -> Run | None:
     """Choose the run to look at closely: the median one of the method that moves most."""
-    allocating = [name for name, method in METHODS.items() if "gamma" in method.uses]
-    for row in filter(None, map(group.find, allocating)):
-        runs = list(row.runs.values())
-        return methods.median_run([run for run in runs if run.weights is not None] or runs)
-    return None
+    methods = [name for name, method in METHODS.items() if "gamma" in method.uses]
+    row = next((row for row in map(group.find, methods) if row.runs), None)
+    if row is None:
+        return None
+    kept = [run for run in row.runs.values() if (run.path / LAST).exists()]
+    return of_methods.median_run(kept or row.runs.values())

@@ -1,22 +1,16 @@
-"""What a table says about several seeds: mean, deviation, relative change, paired tests."""
+"""What a table says about pairs of runs: the relative change, and paired tests."""
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import TypeVar
+
+from scipy import stats  # type: ignore[import-untyped]
 
 Key = TypeVar("Key", bound=Hashable)
 
 LEVEL = 0.05
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Mean and sample standard deviation; `std` is NaN for a single value."""
-
-    n: int
-    mean: float
-    std: float
 
 
 @dataclass(frozen=True)
@@ -27,102 +21,51 @@ class Comparison:
         seeds: the common ones.
         before: mean of the other method over these seeds.
         after: mean of the method.
-        differences: of the pairs, method minus other.
         change: of the mean, in per cent of `before`; negative is better.
         low: lower end of its 95 % interval.
         high: upper end.
-        p: of the two-sided paired t-test; NaN where the differences are all the same.
+        p: of the two-sided paired t-test.
+        p_within: of two one-sided ones that the means differ by less than a margin. A small one
+            shows it, which a large `p` does not.
     """
 
     seeds: tuple[int, ...]
     before: float
     after: float
-    differences: Summary
     change: float
     low: float
     high: float
     p: float
+    p_within: float
 
 
-def summarize(values: Sequence[float]) -> Summary:
-    """Compute mean and sample standard deviation.
-
-    Example:
-        >>> summarize([1.0, 2.0, 3.0])
-        Summary(n=3, mean=2.0, std=1.0)
-    """
-    n = len(values)
-    mean = sum(values) / n
-    if n == 1:
-        return Summary(1, mean, math.nan)
-    return Summary(n, mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1)))
-
-
-def compare(baseline: Mapping[int, float], other: Mapping[int, float]) -> Comparison | None:
+def compare(
+    baseline: Mapping[int, float], other: Mapping[int, float], margin: float = math.nan
+) -> Comparison | None:
     """Compare errors by seed; None with fewer than two common seeds.
 
     The interval is that of the mean difference (Student's t), in per cent of the baseline's mean,
-    which is taken as exact.
+    which is taken as exact. Where the differences are equal but for rounding, there is no spread
+    to compare with: each p is NaN.
 
     Example:
-        >>> result = compare({0: 10.0, 1: 11.0, 2: 12.0}, {0: 9.0, 1: 10.5, 2: 10.5})
-        >>> round(result.change, 2), round(result.p, 4)
-        (-9.09, 0.0742)
+        >>> result = compare({0: 10.0, 1: 11.0, 2: 12.0}, {0: 9.0, 1: 10.5, 2: 10.5}, margin=2)
+        >>> round(result.change, 2), round(result.p, 4), round(result.p_within, 4)
+        (-9.09, 0.0742, 0.0371)
     """
-    from scipy import stats  # type: ignore[import-untyped]
-
     seeds = tuple(sorted(set(baseline) & set(other)))
     if len(seeds) < 2:
         return None
-    before, after, differences = (
-        summarize(values)
-        for values in (
-            [baseline[seed] for seed in seeds],
-            [other[seed] for seed in seeds],
-            [other[seed] - baseline[seed] for seed in seeds],
-        )
-    )
-    error = differences.std / math.sqrt(differences.n)
-    reach = float(stats.t.ppf(1 - LEVEL / 2, differences.n - 1)) * error
-    scale = 100 / before.mean if before.mean else math.nan
-    return Comparison(
-        seeds,
-        before.mean,
-        after.mean,
-        differences,
-        change=scale * differences.mean,
-        low=scale * (differences.mean - reach),
-        high=scale * (differences.mean + reach),
-        p=2 * tail(differences, abs(differences.mean)),
-    )
-
-
-def tail(differences: Summary, distance: float) -> float:
-    """Return the upper tail of Student's t at a distance of the mean difference.
-
-    NaN where the differences are equal but for rounding: there is no spread to compare with.
-    """
-    from scipy import stats
-
-    error = differences.std / math.sqrt(differences.n)
-    if error <= 1e-12 * abs(differences.mean):
-        return math.nan
-    return float(stats.t.sf(distance / error, differences.n - 1))
-
-
-def equivalence_p(found: Comparison, margin: float) -> float:
-    """Return p of two one-sided paired t-tests that the mean difference is within `margin`.
-
-    A small p shows that the two differ by less than the margin, which a large p of `compare` does
-    not.
-
-    Example:
-        >>> found = compare({0: 10.0, 1: 11.0, 2: 12.0}, {0: 10.1, 1: 11.0, 2: 12.1})
-        >>> round(equivalence_p(found, 0.5), 4)
-        0.0029
-    """
-    # The larger p of the two is that of the nearer bound.
-    return tail(found.differences, margin - abs(found.differences.mean))
+    before, after = (fmean(one[seed] for seed in seeds) for one in (baseline, other))
+    differences = [other[seed] - baseline[seed] for seed in seeds]
+    mean, error = fmean(differences), stdev(differences) / math.sqrt(len(seeds))
+    student = stats.t(len(seeds) - 1, scale=error if error > 1e-12 * abs(mean) else math.nan)
+    reach = float(stats.t.ppf(1 - LEVEL / 2, len(seeds) - 1)) * error
+    scale = 100 / before if before else math.nan
+    change, low, high = (scale * end for end in (mean, mean - reach, mean + reach))
+    # Of the two one-sided tests, the larger p is that of the nearer end of the margin.
+    p, p_within = 2 * float(student.sf(abs(mean))), float(student.sf(margin - abs(mean)))
+    return Comparison(seeds, before, after, change, low, high, p, p_within)
 
 
 def correct_holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
@@ -142,22 +85,12 @@ def correct_holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
 
 
 def show_p(p: float) -> str:
-    """Format a p-value for a sentence.
+    """Format a p-value, to stand behind "p".
 
     Example:
         >>> show_p(0.0312), show_p(1e-7), show_p(math.nan)
-        ('p = 0.0312', 'p < 0.0001', 'p not defined')
+        ('= 0.0312', '< 0.0001', 'not defined')
     """
     if math.isnan(p):
-        return "p not defined"
-    return "p < 0.0001" if p < 1e-4 else f"p = {p:.4f}"
-
-
-def show_p_alone(p: float) -> str:
-    """Format a p-value for a cell under the heading p.
-
-    Example:
-        >>> show_p_alone(0.0312), show_p_alone(1e-7)
-        ('0.0312', '< 0.0001')
-    """
-    return show_p(p).removeprefix("p ").removeprefix("= ")
+        return "not defined"
+    return "< 0.0001" if p < 1e-4 else f"= {p:.4f}"

@@ -2,18 +2,17 @@
 
 import csv
 import io
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib.resources import files
+from statistics import fmean, stdev
 from typing import Any
 
 import yaml
 
 from selectconv.lab.report.compare import Group, Row
 from selectconv.lab.report.findings import HOLM, Finding, find_out
-from selectconv.lab.report.statistics import show_p_alone, summarize
+from selectconv.lab.report.statistics import show_p
 from selectconv.lab.train.methods import METHODS
 
 HEADER = (
@@ -22,6 +21,11 @@ HEADER = (
     "change", "95 % interval", "p", "p, no loss", "slots moved", "slots closed",
     "paper: error %", "paper: change", "paper: params", "paper: FLOPs", "missing",
 )  # fmt: skip
+# The figures that the paper prints: table -> model -> data -> method.
+PAPER: dict[str, Any] = yaml.safe_load(
+    (files("selectconv.lab.report") / "paper.yaml").read_text(encoding="utf-8")
+)
+_PRINTED = {"error": "error %", "change": "change", "params": "params", "flops": "FLOPs"}
 _CONDENSENET_COUNT = "table2"  # the table whose FLOPs are by that counter
 
 
@@ -52,7 +56,6 @@ class ResultTable:
         lines = [header, ["---"] * len(header)]
         lines += [[row.get(name, "").replace("|", "\\|") for name in header] for row in self.rows]
         table = ["| " + " | ".join(cells) + " |" for cells in lines]
-        table[1] = table[1].replace(" ", "")
         found = [f"- {finding}" for finding in self.findings]
         return "\n".join([f"**{self.title}**", "", *table, "", *found, "", self.caption, ""])
 
@@ -67,17 +70,9 @@ def write_csv(tables: Sequence[ResultTable]) -> str:
     return text.getvalue()
 
 
-@cache
-def paper_figures() -> dict[str, Any]:
-    """Read the figures that the paper prints: table -> model -> data -> method."""
-    text = (files("selectconv.lab.report") / "paper.yaml").read_text(encoding="utf-8")
-    content: dict[str, Any] = yaml.safe_load(text)
-    return content
-
-
 def build_table(group: Group) -> ResultTable:
     """Build the table of one comparison, beside the paper's figures."""
-    of_model = paper_figures().get(group.grid.table, {}).get(group.config["model"], {})
+    of_model = PAPER[group.grid.table].get(group.config["model"], {})
     quoted = of_model.get(group.config["data"], {})
     findings = find_out(group)
     rows = []
@@ -85,11 +80,10 @@ def build_table(group: Group) -> ResultTable:
         cells = {"method": row.name + _selection_words(row), "n": str(len(row.runs))}
         cells |= _measured(row, has_condensenet_count=group.grid.table == _CONDENSENET_COUNT)
         cells |= _compared([finding for finding in findings if finding.row is row])
-        paper = {"params": of_model.get("params", ""), **quoted.get(row.method, {})}
-        cells["paper: error %"] = paper.get("error", "not printed")
-        if "error" in paper:
-            names = {"change": "change", "params": "params", "flops": "FLOPs"}
-            cells |= {f"paper: {names[key]}": paper.get(key, "") for key in names}
+        paper = {"error": "not printed"}
+        if row.method in quoted:
+            paper = {"params": of_model.get("params", ""), **quoted[row.method]}
+        cells |= {f"paper: {_PRINTED[key]}": value for key, value in paper.items()}
         rows.append({**cells, "missing": _missing(row)})
     lines = [finding.sentence for finding in findings] or ["There are no pairs to compare yet."]
     is_corrected = any(finding.test == HOLM for finding in findings)
@@ -102,10 +96,9 @@ def _caption(group: Group, *, is_corrected: bool) -> str:
     counts = sorted({len(row.runs) for row in group.rows})
     n = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
     images = max((run.holdout["images"] for run in group.runs if run.holdout), default=0)
-    methods = [METHODS[name] for name in dict.fromkeys(row.method for row in group.rows)]
     signs = [
         f"{info.paper_name}: {info.words.partition('; {goal}')[0]}"  # rows have their own goals
-        for info in methods
+        for info in (METHODS[name] for name in dict.fromkeys(row.method for row in group.rows))
         if info.paper_name[0] == "+"
     ]
     sentences = {
@@ -127,7 +120,7 @@ def _caption(group: Group, *, is_corrected: bool) -> str:
 
 def _selection_words(row: Row) -> str:
     """Name the settings that decide how much is selected, where its name does not."""
-    selection = row.selection
+    selection = row.settings
     budget = [name for name in ("target_macs", "target_params") if selection.get(name)]
     names = [name for name in (*(budget or ["gamma"]), "grace") if name not in row.named]
     shown = {name: selection[name] for name in names if selection.get(name)}
@@ -144,8 +137,7 @@ def _measured(row: Row, *, has_condensenet_count: bool) -> dict[str, str]:
     cells = {"params": "weights not kept", "MACs": "weights not kept"}
     if sizes:
         params, macs, macs_cn = (
-            summarize([getattr(size, name) for size in sizes]).mean
-            for name in ("params", "macs", "macs_cn")
+            fmean(getattr(size, name) for size in sizes) for name in ("params", "macs", "macs_cn")
         )
         cells = {"params": f"{params:,.0f}", "MACs": f"{macs / 1e6:,.2f}M"}
         if has_condensenet_count:
@@ -154,9 +146,10 @@ def _measured(row: Row, *, has_condensenet_count: bool) -> dict[str, str]:
         cells["held-out loss"] = show_spread(row.measured("loss").values(), 4)
         cells["held-out error %"] = show_spread(row.measured("error").values())
     cells["test error %, last epoch"] = show_spread([run.error for run in runs])
-    cells["best epoch"] = show_spread([run.best_error for run in runs])
+    best = [min(row["test_error"] for row in run.metrics) for run in runs]
+    cells["best epoch"] = show_spread(best)
     for name in ("moved", "closed"):
-        mean = summarize([float(run.metrics[-1][name]) for run in runs]).mean
+        mean = fmean(run.metrics[-1][name] for run in runs)
         is_whole = mean.is_integer() or mean >= 100
         cells[f"slots {name}"] = f"{mean:,.0f}" if is_whole else f"{mean:.1f}"
     return cells
@@ -166,22 +159,21 @@ def _compared(findings: list[Finding]) -> dict[str, str]:
     """Return what the findings of a row fill in."""
     cells: dict[str, str] = {}
     for finding in findings:
-        p, result = show_p_alone(finding.p), finding.result
-        if finding.column == "loss":
-            cells |= {"change of loss": f"{result.change:+.2f} %", "p, loss": p}
-        elif finding.column == "error":
-            interval = f"{result.low:+.2f} to {result.high:+.2f} %"
-            cells |= {"change": f"{result.change:+.2f} %", "95 % interval": interval, "p": p}
-        elif finding.column == "no loss":
-            cells["p, no loss"] = p
+        p, result = show_p(finding.p).removeprefix("= "), finding.result
+        change, interval = f"{result.change:+.2f} %", f"{result.low:+.2f} to {result.high:+.2f} %"
+        cells |= {
+            "loss": {"change of loss": change, "p, loss": p},
+            "error": {"change": change, "95 % interval": interval, "p": p},
+            "no loss": {"p, no loss": p},
+            "": {},
+        }[finding.column]
     return cells
 
 
 def _missing(row: Row) -> str:
     """Say which runs are missing and why; a reason that many share is given once."""
-    names: dict[str, list[str]] = {}
-    for name, reason in row.missing.items():
-        names.setdefault(reason, []).append(name)
+    missing = row.missing.items()
+    names = {reason: [name for name, why in missing if why == reason] for _, reason in missing}
     return "; ".join(
         f"{', '.join(same)}: {reason}"
         if len(same) < 3
@@ -192,6 +184,6 @@ def _missing(row: Row) -> str:
 
 def show_spread(values: Iterable[float], digits: int = 2) -> str:
     """Show mean ± standard deviation."""
-    summary = summarize(list(values))
-    spread = "" if math.isnan(summary.std) else f" ± {summary.std:.{digits}f}"
-    return f"{summary.mean:.{digits}f}{spread}"
+    known = list(values)
+    spread = f" ± {stdev(known):.{digits}f}" if len(known) > 1 else ""
+    return f"{fmean(known):.{digits}f}{spread}"

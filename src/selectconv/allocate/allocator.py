@@ -228,6 +228,8 @@ class ChannelAllocator:
         Raises:
             AllocationError: the plan does not fit the model. Nothing was changed.
         """
+        if not isinstance(plan, AllocationPlan):
+            raise TypeError(f"`plan` must be an AllocationPlan, got {type(plan).__name__}.")
         self._replicas.apply(plan)
         self.state = self.state.after(plan, self.last_epoch)
 
@@ -306,6 +308,8 @@ class ChannelAllocator:
 
     def _tabulate(self, gammas: Iterable[float], known: Mapping[str, SelectConvNd]) -> GammaTable:
         """Count what the next step would close at each gamma, in layers that know their mean."""
+        if isinstance(gammas, str) or not isinstance(gammas, Iterable):
+            raise TypeError(f"`gammas` must be a list of numbers in [0, 1], got {gammas!r}.")
         num_slots = sum(layer.in_channels for layer in self.layers.values())
         is_open = sum(int(layer.gate.sum()) for layer in self.layers.values())
         notes = [f"of {num_slots:,} slots in {counted(len(self.layers), 'layer')}"]

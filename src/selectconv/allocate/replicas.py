@@ -145,6 +145,8 @@ class Replicas:
 
     def _layers_of(self, follower: nn.Module) -> dict[str, SelectConvNd]:
         """Return a follower's selective layers, which must be those of the model."""
+        if not isinstance(follower, nn.Module):
+            raise TypeError(f"`followers` must be models, got {type(follower).__name__}.")
         if getattr(follower, "use_buffers", False):
             # torch averages integers through floats and truncates: 29 becomes 28.
             raise AllocationError(

@@ -10,6 +10,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from selectconv.core.plan import AllocationPlan
 from selectconv.errors import AllocationError, naming
 from selectconv.files import read_json_lines
@@ -146,8 +148,12 @@ def read_log(log: Log, *, epochs: int | None = None) -> list[AllocationReport]:
     """
     if isinstance(log, str | PathLike):
         where, rows = f"{log}, line", read_json_lines(Path(log), error=AllocationError)
-    else:
+    elif isinstance(log, Iterable) and not isinstance(log, Mapping | Tensor):
         where, rows = "row", list(log)
+    else:
+        raise AllocationError(
+            f"`log` must be the path of a jsonl file or its rows, got {type(log).__name__}."
+        )
     reports = []
     for number, row in enumerate(rows, start=1):
         with naming(f"{where} {number}"):

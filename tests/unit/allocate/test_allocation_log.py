@@ -127,7 +127,8 @@ def row(epoch=1, **layers):
             [row(conv1={"closed": [3], "opened": [[3, -1, None]]})],
             "`row 1`: .*count from 0",
         ),
-        ({"epoch": 0, "layers": {}}, "`row 1`: a row of the log needs .* got 'epoch'"),
+        ({"epoch": 0, "layers": {}}, "`log` must be .* got dict"),
+        (7, "`log` must be .* got int"),
         ("nowhere.jsonl", "nowhere.jsonl cannot be read: No such file"),
     ],
 )

@@ -656,11 +656,13 @@ def test_a_state_of_other_settings_is_noticed():
     assert len(caught) == 1
 
 
-def test_a_follower_must_stand_in_a_list():
+def test_arguments_of_other_types_are_named():
     model = conv_net()
-    for followers in (copy.deepcopy(model), 3, torch.tensor(1.0)):
-        with pytest.raises(TypeError, match="`followers` must be a list of models, such as"):
+    for followers in (copy.deepcopy(model), 3, torch.tensor(1.0), [3]):
+        with pytest.raises(TypeError, match="`followers` must be"):
             allocator_for(model, followers=followers)
+    with pytest.raises(TypeError, match="`plan`.*dict"):
+        allocator_for(model).apply({})
 
 
 def test_preview_names_the_layers_that_have_seen_nothing():

@@ -63,9 +63,10 @@ def test_layers_that_have_seen_nothing_are_named():
     assert "not known before the first batch: 6" in str(table)
 
 
-@pytest.mark.parametrize("gammas", [[2.0], ["a"], "auto"])
+@pytest.mark.parametrize("gammas", [[2.0], ["a"], "auto", 3])
 def test_gammas_that_are_not_accepted(model, gammas):
-    with pytest.raises((TypeError, ValueError), match=f"`gammas`.*{gammas[0]!r}"):
+    wrong = gammas[0] if isinstance(gammas, list) else gammas
+    with pytest.raises((TypeError, ValueError), match=f"`gammas`.*{wrong!r}"):
         sc.ChannelAllocator(model, total_epochs=2).preview(gammas=gammas)
 
 

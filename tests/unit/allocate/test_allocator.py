@@ -312,12 +312,15 @@ def test_a_reopened_slot_is_safe_for_as_many_steps_as_grace_says(grace):
 
 def test_grace_also_holds_on_demand_and_survives_a_restart():
     model, silent = silent_net()
+    twin = copy.deepcopy(model)
     allocator = allocator_for(model, grace=1)
-    allocator.step(0)
-    restarted = allocator_for(model, grace=1)
+    report = allocator.step(0)
+    restarted, applied = allocator_for(model, grace=1), allocator_for(twin, grace=1)
     restarted.load_state_dict(allocator.state_dict())
-    for one in (allocator, restarted):
+    applied.apply(report.plan)
+    for one in (allocator, restarted, applied):
         assert not one.dealloc()
+    for one in (allocator, restarted):
         assert not one.step(1)
     assert restarted.step(2).deallocated == silent
 
@@ -661,7 +664,7 @@ def test_arguments_of_other_types_are_named():
     for followers in (copy.deepcopy(model), 3, torch.tensor(1.0), [3]):
         with pytest.raises(TypeError, match="`followers` must be"):
             allocator_for(model, followers=followers)
-    with pytest.raises(TypeError, match="`plan`.*dict"):
+    with pytest.raises(TypeError, match=r"`plan`.*dict"):
         allocator_for(model).apply({})
 
 

@@ -13,20 +13,18 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
 
 from selectconv.core.threads import num_threads
-from selectconv.deploy.onnx import open_session
 from selectconv.deploy.parts import MACS_PER_PASS
-from selectconv.lab.bench.timing import in_turn, ratios
+from selectconv.lab.bench.timing import in_turn, open_network, ratios
 
 FILE = Path(__file__).parent / "results" / "gathers.jsonl"
 BATCHES = (1, 8, 64)
@@ -42,49 +40,34 @@ SHAPES = (  # inputs, outputs, kernel size, height and width
 CLOSED = (0.1, 0.25, 0.5, 0.8)
 MOST_MACS = 4e8
 CONSTANTS = (2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-
-Run = Callable[[], object]
-
-
-def eager(x: torch.Tensor, convs: Sequence[torch.Tensor], index: torch.Tensor | None) -> Run:
-    """Compute a case in PyTorch; `index`: the channels to gather."""
-    first, second = convs
-
-    def run() -> None:
-        with torch.inference_mode():
-            y = F.conv2d(x, first).relu_()
-            y = y if index is None else y.index_select(1, index)
-            F.conv2d(y, second, padding=second.shape[-1] // 2)
-
-    return run
+RUNTIMES = ("eager", "onnxruntime")
 
 
-def onnxruntime(x: torch.Tensor, convs: Sequence[torch.Tensor], index: torch.Tensor | None) -> Run:
-    """Compute a case in ONNX Runtime."""
-    held = {"first": convs[0], "second": convs[1]} | ({} if index is None else {"index": index})
-    nodes = [
-        helper.make_node("Conv", ["x", "first"], ["y"]),
-        helper.make_node("Relu", ["y"], ["z"]),
-    ]
-    if index is not None:
-        nodes.append(helper.make_node("Gather", ["z", "index"], ["open"], axis=1))
-    read = "z" if index is None else "open"
-    pads = [convs[1].shape[-1] // 2] * 4
-    nodes.append(helper.make_node("Conv", [read, "second"], ["out"], pads=pads))
-    graph = helper.make_graph(
-        nodes,
-        "case",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, list(x.shape))],
-        [helper.make_tensor_value_info("out", TensorProto.FLOAT, [None] * 4)],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in held.items()],
-    )
-    opsets = [helper.make_opsetid("", 18)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    session = open_session(model.SerializeToString())
-    return lambda: session(x)
+class Case(nn.Module):
+    """A conv behind a 1x1 conv with ReLU; the weights are random, only the time counts.
 
+    Args:
+        inputs: of the conv.
+        outputs: of the conv.
+        size: of its kernel.
+        index: the inputs that are gathered for it; None: it reads all.
+    """
 
-RUNTIMES = {"eager": eager, "onnxruntime": onnxruntime}
+    def __init__(self, inputs: int, outputs: int, size: int, index: Tensor | None) -> None:
+        super().__init__()
+        self.index: Tensor | None
+        self.register_buffer("index", index)
+        read = inputs if index is None else len(index)
+        self.first = nn.Conv2d(32, inputs, 1, bias=False)
+        self.second = nn.Conv2d(read, outputs, size, padding=size // 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve what is gathered, or all."""
+        y = self.first(x).relu()
+        if self.index is not None:
+            y = torch.index_select(y, 1, self.index)
+        out: Tensor = self.second(y)
+        return out
 
 
 def cases() -> Iterable[dict[str, Any]]:
@@ -101,17 +84,16 @@ def cases() -> Iterable[dict[str, Any]]:
 def measure(case: dict[str, Any], repeats: int) -> dict[str, Any]:
     """Time a case: gathered over whole."""
     generator = torch.Generator().manual_seed(0)
-    inputs, outputs, size = case["inputs"], case["outputs"], case["kernel"]
-    index = torch.randperm(inputs, generator=generator)[: case["open"]].sort().values
+    conv = (case["inputs"], case["outputs"], case["kernel"])
+    index = torch.randperm(case["inputs"], generator=generator)[: case["open"]].sort().values
     x = torch.randn(case["batch"], 32, case["side"], case["side"], generator=generator)
-    first = torch.randn(inputs, 32, 1, 1, generator=generator)
-    second = torch.randn(outputs, inputs, size, size, generator=generator)
-    build = RUNTIMES[case["runtime"]]
+    networks = {"gathered": Case(*conv, index), "whole": Case(*conv, None)}
     sides = {
-        "gathered": build(x, (first, second[:, index].contiguous()), index),
-        "whole": build(x, (first, second), None),
+        name: partial(open_network(network.eval(), x, case["runtime"]), x)
+        for name, network in networks.items()
     }
-    times = in_turn(sides, repeats, seconds=0.02)
+    with torch.inference_mode():
+        times = in_turn(sides, repeats, seconds=0.02)
     return {
         **case,
         "ratio": round(statistics.median(ratios(times["gathered"], times["whole"])), 4),

@@ -109,11 +109,11 @@ def test_a_config_file_and_flags_that_win_over_it(tmp_path, capsys):
 
 def test_flags_win_wherever_the_config_file_stands_and_later_files_win(tmp_path, capsys):
     first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
-    first.write_text("data: digits\ngamma: 1\nepochs: 7\nseed: 5\nsubset: null\n")
+    first.write_text("data: digits\ngamma: 1\nepochs: 7\nseed: 5\nsubset: null\nlr: 1e-3\n")
     second.write_text("epochs: 9\n")
     words = ["--seed", "4", "--config", str(first), "--config", str(second)]
     given = read_settings(build_parser("train").read(words))
-    assert given == {"data": "digits", "gamma": 1.0, "epochs": 9, "seed": 4}
+    assert given == {"data": "digits", "gamma": 1.0, "epochs": 9, "seed": 4, "lr": 0.001}
     assert type(given["gamma"]) is float  # as in a run's own config.yaml
 
 

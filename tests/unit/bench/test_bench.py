@@ -1,6 +1,7 @@
 """`selectconv bench`: that what is measured is what the rows say."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -44,14 +45,9 @@ def test_a_fifth_of_the_slots_is_moved_to_few_sources():
         assert float(layer.weight.detach()[:, moved].abs().min()) > 0
 
 
-def test_half_of_the_slots_are_closed():
-    layers = pointwise(Subject().build_network("closed"))
-    assert [int((~layer.gate).sum()) for layer in layers] == [
-        (layer.in_channels + 1) // 2 for layer in layers
-    ]
-
-
-def test_all_kinds_start_from_the_same_weights():
+def test_half_of_the_slots_are_closed_and_all_kinds_start_from_the_same_weights():
+    for layer in pointwise(Subject().build_network("closed")):
+        assert int((~layer.gate).sum()) == (layer.in_channels + 1) // 2
     plain, fresh = (Subject().build_network(kind) for kind in ("plain", "fresh"))
     x = torch.randn(2, 3, 32, 32)
     assert torch.equal(plain(x), fresh(x))
@@ -59,9 +55,11 @@ def test_all_kinds_start_from_the_same_weights():
 
 def bench(capsys, case, subject=None, *words):
     """Return the lines of `selectconv bench` by case."""
-    flags = [] if subject is None else ["--model", subject.model]
-    for flag in () if subject is None else ("image_size", "batch_size"):
-        flags += [f"--{flag.replace('_', '-')}", str(getattr(subject, flag))]
+    flags = [
+        word
+        for name, value in ({} if subject is None else asdict(subject)).items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
     assert main(["bench", case, *flags, *words, "--repeats", "1", "--json"]) == 0
     return {row["case"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
 

@@ -174,16 +174,6 @@ def test_compress_writes_what_the_run_ended_with(kind, folders, tmp_path, capsys
     assert sc.count(small, IMAGE).params == sc.count(model, IMAGE).params
 
 
-def test_the_plan_names_the_method(capsys):
-    for kind, words in (
-        ("lgc", "learned group convolutions"),
-        ("slimming", "their channels; to 60.0% of the multiply-adds, after the first 50%"),
-        ("select", "to 60.0% of the parameters, in the first 50%"),
-    ):
-        assert main(["train", *SMALL, *RUNS[kind], "--dry-run"]) == 0
-        assert words in " ".join(capsys.readouterr().out.split())
-
-
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
@@ -205,10 +195,3 @@ def test_without_torch_pruning_it_says_what_to_install(tmp_path, monkeypatch, ca
     monkeypatch.setitem(sys.modules, "torch_pruning", None)
     assert main(["train", *SMALL, *RUNS["slimming"], "--out", str(tmp_path / "run")]) == 1
     assert "pip install 'selectconv[pruning]'" in complaint(capsys)
-
-
-def test_weights_that_were_cut_do_not_fit_unasked(folders):
-    config = resolve(RunFolder(finished("slimming", folders)).read_config())
-    model = network.build_model(config, dataset_info("digits"))
-    with pytest.raises(sc.SelectConvError, match="does not fit the model"):
-        load_weights(finished("slimming", folders) / LAST, model)

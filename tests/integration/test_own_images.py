@@ -3,7 +3,6 @@
 import functools
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +10,7 @@ import yaml
 
 from said import complaint
 from selectconv.__main__ import main
-from selectconv.errors import DataError
-from selectconv.lab.data.read.image_folder import own_folder
-from selectconv.lab.train import loop, network
+from selectconv.lab.train import network
 from selectconv.lab.train.run_folder import RunFolder
 from selectconv.lab.zoo import create_model
 
@@ -110,47 +107,19 @@ def test_without_test_images_it_trains_and_says_what_it_cannot_do(pets, tmp_path
     assert not (tmp_path / "other").exists()
 
 
-def test_a_run_is_not_resumed_with_other_images(pets, tmp_path, capsys):
-    run = tmp_path / "run"
-    assert train(pets, run) == 0
-    (run / "status.json").write_text('{"status": "interrupted"}')
-    extra = pets / "train" / "dog" / "99.png"
+def test_neither_training_nor_testing_goes_on_with_other_images(pets, tmp_path, capsys):
+    run, extra = tmp_path / "run", pets / "train" / "dog" / "99.png"
+    assert train(pets, run, "--subset", "16") == 0
+    RunFolder(run).set_status("interrupted")
+    assert main(["eval", str(run), "--holdout"]) == 0
     shutil.copy(pets / "train" / "dog" / "0.png", extra)
     capsys.readouterr()
-    assert train(pets, run, "--resume") == 2
-    assert "number of training images: 25; the run's: 24" in complaint(capsys)
-    extra.unlink()
-    assert train(pets, run, "--resume") == 0
-
-
-def test_images_that_were_not_trained_on_are_known_from_their_number(pets, tmp_path, capsys):
-    run = tmp_path / "run"
-    assert train(pets, run, "--subset", "16") == 0
-    assert main(["eval", str(run), "--holdout"]) == 0
-    shutil.copy(pets / "train" / "dog" / "0.png", pets / "train" / "dog" / "99.png")
-    capsys.readouterr()
-    assert main(["eval", str(run), "--holdout"]) == 2
-    assert "number of training images: 25; the run's: 24" in complaint(capsys)
+    for words in (["train", "--resume", "--out", str(run)], ["eval", str(run), "--holdout"]):
+        assert main(words) == 2
+        assert "number of training images: 25; the run's: 24" in complaint(capsys)
     assert main(["eval", str(run)]) == 0
-
-
-def test_a_home_folder_may_be_written_with_a_tilde(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert own_folder("imagefolder:pets", "~/data") == Path("/home/someone/data/pets")
-
-
-def test_a_page_says_why_pictures_are_missing(pets, tmp_path, capsys):
-    run, page = tmp_path / "run", tmp_path / "page.html"
-    assert train(pets, run, "--test-subset", "12") == 0
-    for number in range(3):
-        (pets / "test" / "dog" / f"{number}.png").unlink()
-    assert main(["report", str(run), "--out", str(page)]) == 0
-    assert "`test_subset` must be at most 9" in page.read_text()
-
-
-def test_weights_are_not_tested_on_other_classes(pets, tmp_path, capsys):
-    run = tmp_path / "run"
-    assert train(pets, run) == 0
+    extra.unlink()
+    assert train(pets, run, "--subset", "16", "--resume") == 0
     shutil.copytree(pets / "train" / "dog", pets / "train" / "owl")
     capsys.readouterr()
     assert main(["eval", str(run)]) == 2
@@ -167,32 +136,6 @@ def test_a_broken_file_is_named_and_leaves_no_folder_that_blocks_the_next_try(
     assert "dog/3.png cannot be decoded" in complaint(capsys)
     broken.write_bytes(whole)
     assert train(pets, tmp_path / "run") == 0
-
-
-def test_images_that_fail_later_leave_what_was_trained(pets, tmp_path, capsys, monkeypatch):
-    epoch = loop.Training.run_epoch
-
-    def fail_in_the_second(self, number, display):
-        if number == 1:
-            raise DataError("dog/3.png cannot be read just now.")
-        return epoch(self, number, display)
-
-    monkeypatch.setattr(loop.Training, "run_epoch", fail_in_the_second)
-    assert train(pets, tmp_path / "run") == 1
-    assert "cannot be read just now" in complaint(capsys)
-    folder = RunFolder(tmp_path / "run")
-    assert folder.status() == "failed"
-    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
-    monkeypatch.undo()
-    narrow = functools.partial(create_model, growth_rate=4, units=(1, 1, 1))
-    monkeypatch.setattr(network, "create_model", narrow)
-    assert main(["train", "--resume", "--out", str(tmp_path / "run")]) == 0
-    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
-
-
-def test_a_wrong_folder_is_the_users_mistake(tmp_path, capsys):
-    assert train(tmp_path / "nowhere", tmp_path / "run") == 2
-    assert "there is no folder" in complaint(capsys)
 
 
 def test_data_lists_own_images(pets, capsys):

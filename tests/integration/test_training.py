@@ -1,7 +1,5 @@
 """Real training of tiny networks: every kind of loop, resuming, averaging, and the cost of it."""
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +9,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import selectconv as sc
 from selectconv.core.allocation import ReallocRule
 from tiny_models import (
-    allocation_of,
     assert_same,
     conv_net,
     dense_net,
@@ -110,32 +107,6 @@ def test_training_on_after_a_restart_gives_the_same_bits(tmp_path):
     assert_same(resumed_allocator.state_dict(), allocator.state_dict())
 
 
-def test_an_average_of_the_weights_follows_each_epoch():
-    multi_avg_fn = torch.optim.swa_utils.get_ema_multi_avg_fn(0.5)
-    model = conv_net()
-    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=multi_avg_fn)
-    optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.1, momentum=0.9, weight_decay=1e-4)
-    allocator = sc.ChannelAllocator(
-        model, optimizer, total_epochs=EPOCHS, gamma=0.2, followers=[average]
-    )
-    moved = 0
-    for epoch in range(EPOCHS):
-        train_epoch(model, optimizer, epoch)
-        average.update_parameters(model)
-        report = allocator.step(epoch)
-        assert_same(allocation_of(average.module), allocation_of(model))
-        followers = select_layers(average.module)
-        for name, slots in report.reallocated.items():
-            moved += len(slots)
-            assert not weights_of(followers[name], slots).any()
-            own = select_layers(model)[name]
-            assert_same(followers[name].shift.detach()[slots], own.shift.detach()[slots])
-    assert moved >= 3
-    average.module.eval()
-    x, labels = images(64, seed=500)
-    assert F.cross_entropy(average(x), labels).item() < 2 * LEARNED  # it lags behind
-
-
 class OperationCounter(TorchDispatchMode):
     """Counts what reaches torch's dispatcher."""
 
@@ -168,29 +139,3 @@ def test_an_allocation_has_no_loop_over_channels(mode, damage):
     narrow = operations_of_an_allocation(64, mode, damage)
     wide = operations_of_an_allocation(512, mode, damage)
     assert 10 < narrow == wide
-
-
-def test_a_capped_allocation_loops_over_candidates_not_channels():
-    counts = []
-    for channels in (64, 512):
-        layer = sc.SelectConv2d(channels, 32, 1)
-        layer.mean_source = sc.BatchNormMean(nn.BatchNorm2d(channels), torch.relu)
-        silence(nn.Sequential(layer), fraction=1 / 3)
-        with OperationCounter() as counter:
-            layer.plan(gamma=1e-3, rule=ReallocRule(top_k=3, max_copies=4))
-        counts.append(counter.count)
-    # Both fill all three candidates: three rounds each, whatever the number of slots.
-    assert counts[0] == counts[1]
-
-
-def test_what_is_trained_can_be_copied_and_keeps_its_allocation():
-    model, optimizer, allocator = setup()
-    for epoch in range(2):
-        train_epoch(model, optimizer, epoch)
-        allocator.step(epoch)
-    twin = copy.deepcopy(model)
-    fresh = conv_net()
-    fresh.load_state_dict(model.state_dict())
-    x = images(8)[0]
-    for other in (twin, fresh):
-        assert_same(other.eval()(x), model.eval()(x))

@@ -247,8 +247,8 @@ def carry_out(
 
     display = RunDisplay(config, console)
     try:
-        if not folder.has_checkpoint():
-            if resume and is_first_process():
+        if is_first_process() and not folder.has_checkpoint():
+            if resume:
                 words = "has no checkpoint yet: starting at epoch 0."
                 print(f"{folder.path} {words}", file=sys.stderr)
             folder.start(config.to_dict())

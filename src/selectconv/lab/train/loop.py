@@ -298,9 +298,9 @@ def train(
 
 
 def _run_epochs(training: Training, folder: RunFolder, display: Display) -> None:
-    folder.cut_after(training.next_epoch - 1)
-    folder.set_status("running")
     if is_first_process():
+        folder.cut_after(training.next_epoch - 1)
+        folder.set_status("running")
         events = EventFile(folder / TENSORBOARD, training.next_epoch)
     for epoch in range(training.next_epoch, training.config.epochs):
         row, report = training.run_epoch(epoch, display)

@@ -73,7 +73,8 @@ def complete_state(layer: SlottedConv, state: dict[str, Any], prefix: str) -> No
         own["shift"] = layer.shift
     if not any(prefix + name in state for name in own):
         weight = state.get(prefix + "weight")
-        device = layer.weight.device if weight is None else weight.device  # the layer's: "meta"?
+        # The layer itself may be on the meta device.
+        device = layer.weight.device if weight is None else weight.device
         fresh = {name: torch.zeros_like(value, device=device) for name, value in own.items()}
         fresh.update(fresh_slots(layer.in_channels, device))
         state.update({prefix + name: value for name, value in fresh.items()})

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
 import selectconv as sc
@@ -34,26 +33,13 @@ def write(name, text):
     return lambda run: (run / name).write_text(text)
 
 
-def make_folder(name):
-    def damage(run):
-        (run / name).unlink()
-        (run / name).mkdir()
-
-    return damage
-
-
 def cut_metrics(run):
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(lines[:-1]))
 
 
-def set_option(**options):
-    def damage(run):
-        config = yaml.safe_load((run / "config.yaml").read_text())
-        config["model_options"] |= options
-        (run / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-
-    return damage
+def replace(name, old, new):
+    return lambda run: (run / name).write_text((run / name).read_text().replace(old, new))
 
 
 LAYER = "blocks.0.0.pointwise.conv"
@@ -61,8 +47,6 @@ DAMAGES = {
     "no test images": (in_metrics(test_error=None), "it has no test images"),
     "an epoch is missing": (cut_metrics, "incomplete: it is 'done' and has 5 of 6 epochs"),
     "not done": (write("status.json", '{"status": "running"}'), "it is 'running' and has 6 of 6"),
-    "metrics are a folder": (make_folder("metrics.jsonl"), "cannot be read: Is a directory"),
-    "log is a folder": (make_folder("allocation.jsonl"), "cannot be read: Is a directory"),
     "unknown layer": (
         in_allocation(layers={"no.such": {"closed": [0], "opened": []}}), "no layer 'no.such'",
     ),
@@ -77,8 +61,8 @@ DAMAGES = {
     "no log": (write("allocation.jsonl", ""), "does not lead to what metrics.jsonl"),
     "no environment": (lambda run: (run / "env.json").unlink(), "env.json"),
     "no held-out result": (lambda run: (run / "holdout.json").unlink(), "holdout.json"),
-    "unknown option": (set_option(growth_rat=8), "growth_rat"),
-    "wrong option": (set_option(growth_rate="a"), "growth_rate"),
+    "unknown option": (replace("config.yaml", "growth_rate", "growth_rat"), "growth_rat"),
+    "wrong option": (replace("config.yaml", "growth_rate: 4", "growth_rate: a"), "growth_rate"),
 }  # fmt: skip
 
 

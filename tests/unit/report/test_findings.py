@@ -159,12 +159,6 @@ def test_what_nobody_asked_beforehand_is_called_so(tmp_path):
     assert f"{NAME} against +S, 3 seeds: test error 19.90 % to 22.10 %" in lines[3]
 
 
-def test_while_planned_runs_are_missing_nothing_is_decided(tmp_path):
-    write_errors(tmp_path, plain=(20.0, 22.0), select=(19.0, 20.9))
-    [finding] = ask(tmp_path, plan("select"))
-    assert finding.verdict == "preliminary, 1 planned runs are missing"
-
-
 @pytest.mark.parametrize(
     "errors", [{"select": (20.0, 21.0)}, {"plain": (20.0,), "select": (19.0,)}]
 )

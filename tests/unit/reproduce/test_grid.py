@@ -113,10 +113,3 @@ def test_the_fair_table_2_is_that_of_the_protocol():
     assert all(seeds == set(range(30, 40)) for seeds in arms.values())
     assert {run.config.target_macs for run in runs} == {None}
     assert all(run.config.gamma == 0.02 for run in runs if run.config.method == "dealloc")
-
-
-def test_an_unknown_table_or_scale_is_refused():
-    with pytest.raises(ValueError, match="Did you mean 'table1'"):
-        load_grid("tabel1", "full")
-    with pytest.raises(ValueError, match="got 'big'"):
-        load_grid("table1", "big")

@@ -100,31 +100,29 @@ class CostCounter:
 
     def count(self) -> Cost:
         """Count the model with its present allocation."""
-        return count_layout(self.flow, plan_layout(self.flow))
-
-
-def count_layout(flow: Dataflow, layout: Layout) -> Cost:
-    """Count what a layout of a traced model keeps."""
-    params: dict[object, int] = {}
-    macs = extra = 0
-    for node, op in flow.operations.items():
-        if node not in layout.kept:
-            continue
-        params.update(_params(flow, op, layout))
-        if op.kind is Kind.CONV:
-            batch, _, *after = op.shape
-            before = flow.operations[argument(node)].shape[2:]
-            for part in layout.parts[node]:
-                macs += batch * math.prod(after) * part.num_weights
-                macs += batch * math.prod(before) * part.num_stencil_weights
-        elif op.kind is Kind.LINEAR:
-            macs += op.macs // op.channels * len(layout.kept[node])
-            extra += 0 if op.module is None or op.module.bias is None else len(layout.kept[node])
-        else:  # operations that are left alone, such as a transposed conv
-            macs += op.macs
-        if op.kind is Kind.CHANNELWISE:
-            extra += _elements_read(flow, op, layout)
-    return Cost(sum(params.values()), macs, macs + extra)
+        flow, layout = self.flow, plan_layout(self.flow)
+        params: dict[object, int] = {}
+        macs = extra = 0
+        for node, op in flow.operations.items():
+            if node not in layout.kept:
+                continue
+            params.update(_params(flow, op, layout))
+            if op.kind is Kind.CONV:
+                batch, _, *after = op.shape
+                before = flow.operations[argument(node)].shape[2:]
+                for part in layout.parts[node]:
+                    macs += batch * math.prod(after) * part.num_weights
+                    macs += batch * math.prod(before) * part.num_stencil_weights
+            elif op.kind is Kind.LINEAR:
+                macs += op.macs // op.channels * len(layout.kept[node])
+                extra += (
+                    0 if op.module is None or op.module.bias is None else len(layout.kept[node])
+                )
+            else:  # operations that are left alone, such as a transposed conv
+                macs += op.macs
+            if op.kind is Kind.CHANNELWISE:
+                extra += _elements_read(flow, op, layout)
+        return Cost(sum(params.values()), macs, macs + extra)
 
 
 def _params(flow: Dataflow, op: Operation, layout: Layout) -> dict[object, int]:

@@ -76,11 +76,10 @@ def test_bench_step_prints_ratios_and_the_path(capsys):
     assert not any("trainer" in case for case in rows)
 
 
-def test_bench_step_of_densenet40_has_the_trainer_and_single_layers_too(monkeypatch, capsys):
+def test_bench_step_of_densenet40_has_the_trainer_too(monkeypatch, capsys):
     monkeypatch.setattr(Subject, "__eq__", lambda *both: True)
     rows = bench(capsys, "step", Subject(batch_size=2))
     assert rows["trainer: speed over the plain loop"]["value"] > 0
-    assert rows["64 inputs, 1x1, 20% moved: layer / conv"]["value"] > 0
     assert "densenet40, training step, NCHW: selective, fresh / plain" in rows
 
 

@@ -2,11 +2,9 @@
 
 import copy
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from selectconv.allocate.allocator import ChannelAllocator
 from selectconv.allocate.param_groups import param_groups
@@ -17,10 +15,8 @@ from selectconv.lab.data.image_set import ImageSet
 from selectconv.lab.data.registry import Splits, dataset_info
 from selectconv.lab.train.config import resolve
 from selectconv.lab.train.device import build_fabric
-from selectconv.lab.train.estimate import reallocate
 from selectconv.lab.train.loop import Batches, Training
 from selectconv.lab.zoo import create_model
-from selectconv.lab.zoo.blocks import norm_relu_conv
 
 _STEPS = 2  # of the trainer: long enough to time, short enough to alternate often
 _WEAK = 0.3
@@ -42,7 +38,7 @@ def measure_step(subject: Subject, repeats: int, runtime: str = "eager") -> Rows
     """Time a training step of the plain and the selective network in turn.
 
     In eager mode both layouts are measured; compiling takes minutes. Of the default subject, the
-    trainer's speed and single layers follow.
+    trainer's speed follows.
     """
     rows = []
     is_compiled = runtime == "compile"
@@ -56,7 +52,6 @@ def measure_step(subject: Subject, repeats: int, runtime: str = "eager") -> Rows
         rows += compare("step", f"{about}, {layout}", sides, repeats)
     if subject == Subject():
         rows += measure_trainer(subject, repeats, runtime)
-        rows += measure_layers(repeats)
     return rows
 
 
@@ -87,38 +82,6 @@ def measure_trainer(subject: Subject, repeats: int, runtime: str = "eager") -> R
         row("step", f"trainer: {command}", [t / _STEPS * 1e3 for t in ours], "ms"),
         row("step", "trainer: speed over the plain loop", ratios(plain, ours), "x"),
     ]
-
-
-def measure_layers(repeats: int) -> Rows:
-    """Time a 1x1 layer with 20% of its slots moved over a plain one, from 64 to 1024 inputs."""
-    rows = []
-    for channels in (64, 256, 1024):
-        torch.manual_seed(0)
-        plain = norm_relu_conv(channels, 48, 1, realloc=None)
-        moved = norm_relu_conv(channels, 48, 1, realloc="pointwise")
-        for layer in selective_layers(moved).values():
-            reallocate(layer, 0.2, torch.Generator().manual_seed(0))
-        x = torch.randn(16, channels, 16, 16, requires_grad=True)
-        about = f"{channels} inputs, 1x1, 20% moved"
-        for words, ours, theirs in (
-            ("layer / conv", moved.conv, plain.conv),
-            ("behind BN and ReLU / plain", moved, plain),
-        ):
-            sides = {"ours": _both_passes(ours, x), "plain": _both_passes(theirs, x)}
-            times = in_turn(sides, 3 * repeats)
-            over = ratios(times["ours"], times["plain"])
-            rows.append(row("step", f"{about}: {words}", over, "x"))
-    return rows
-
-
-def _both_passes(module: nn.Module, x: Tensor) -> Callable[[], object]:
-    """Return forward and backward of a module."""
-
-    def run() -> None:
-        module(x).sum().backward()
-        x.grad = None
-
-    return run
 
 
 def measure_alloc(subject: Subject, repeats: int, runtime: str = "eager") -> Rows:

@@ -44,6 +44,7 @@ UNTRIED = {
     "selectconv train --out runs/first --resume": "needs a checkpoint; test_resume.py resumes runs",
     "selectconv models": "builds all networks; test_cli.py does it",
     "python -m selectconv train": "a part of a command",
+    "python examples/fetch_fashion_mnist.py": "needs apt; test_examples.py has one of its own",
     "python benchmarks/greedy_gap.py": "takes minutes",
     "python benchmarks/shifted_convs.py": "takes minutes",
     "python benchmarks/gather_cost.py": "takes minutes",

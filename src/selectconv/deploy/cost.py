@@ -114,10 +114,9 @@ class CostCounter:
                     macs += batch * math.prod(after) * part.num_weights
                     macs += batch * math.prod(before) * part.num_stencil_weights
             elif op.kind is Kind.LINEAR:
-                macs += op.macs // op.channels * len(layout.kept[node])
-                extra += (
-                    0 if op.module is None or op.module.bias is None else len(layout.kept[node])
-                )
+                kept = len(layout.kept[node])
+                macs += op.macs // op.channels * kept
+                extra += 0 if getattr(op.module, "bias", None) is None else kept
             else:  # operations that are left alone, such as a transposed conv
                 macs += op.macs
             if op.kind is Kind.CHANNELWISE:

@@ -1,7 +1,7 @@
 """A model, its followers and its optimizer: all of them get the same plan, or none does."""
 
 from collections.abc import Iterable
-from weakref import ref
+from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,10 @@ from selectconv.core.allocation import draw_shift
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import allocation_of, selective_layers, unwrap
 from selectconv.core.plan import AllocationPlan
-from selectconv.core.slots import living_layers, new_family, zero_slots
+from selectconv.core.slots import living_layers, zero_slots
 from selectconv.errors import AllocationError, naming
+
+_looked_after: WeakSet[SelectConvNd] = WeakSet()  # by any allocator, as its model's or a follower's
 
 
 class Replicas:
@@ -177,9 +179,8 @@ class UnnamedAverages:
     """
 
     def __init__(self, replicas: Replicas) -> None:
-        for layers in replicas.followers:
-            for layer in layers.values():
-                layer.family = new_family()  # looked after: a copy of nobody's any more
+        for layers in (replicas.layers, *replicas.followers):
+            _looked_after.update(layers.values())
         trained = [layer for layer in replicas.layers.values() if layer.weight.requires_grad]
         self._own = trained[0] if trained else None
         self._seen = self._look()
@@ -201,6 +202,6 @@ class UnnamedAverages:
         return {
             (ref(layer), layer.num_loads): float(layer.weight.detach().double().sum())
             for layer in list(living_layers)
-            if own is not None and layer.family == own.family and layer is not own
+            if own is not None and layer.family == own.family and layer not in _looked_after
             if layer.weight.grad is None and not layer.weight.is_meta
         }

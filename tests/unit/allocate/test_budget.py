@@ -193,6 +193,13 @@ def test_on_demand_the_users_gamma_holds():
     assert all(bool(layer.gate.all()) for layer in select_layers(model).values())
 
 
+def test_where_slots_are_reopened_at_least_those_of_the_users_gamma_are_closed():
+    model, _, allocator = setup("select", target_macs=0.95, gamma=0.3)
+    levels = ClosingQueue(select_layers(model), "auto", {}).levels
+    closed = sum(map(len, allocator.step(0).deallocated.values()))
+    assert closed == int((levels <= 0.3).sum()) > 0
+
+
 def test_a_slot_that_is_too_dear_is_passed_over():
     """A slot of the 3x3 conv is more than a hundredth of this model, one of the 1x1 conv is not."""
     model, optimizer, allocator = setup(

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -46,25 +47,19 @@ def write_epoch(folder, epoch):
     folder.write({**contents, CHECKPOINT: dump_checkpoint({**STATE, "epoch": epoch})})
 
 
-class Dies:
+@contextmanager
+def dying(monkeypatch, name, error=KeyboardInterrupt):
     """Let the process die before a file is renamed into its place."""
+    replace = os.replace
 
-    def __init__(self, monkeypatch, name, error=KeyboardInterrupt):
-        replace = os.replace
+    def replace_or_die(source, target):
+        if os.path.basename(target) == name:
+            raise error
+        replace(source, target)
 
-        def replace_or_die(source, target):
-            if os.path.basename(target) == name:
-                raise error
-            replace(source, target)
-
-        self.patch = lambda: monkeypatch.setattr(os, "replace", replace_or_die)
-        self.undo = lambda: monkeypatch.setattr(os, "replace", replace)
-
-    def __enter__(self):
-        self.patch()
-
-    def __exit__(self, *error):
-        self.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", replace_or_die)
+        yield
 
 
 def test_epochs_come_back_and_the_lines_after_a_checkpoint_are_cut(folder):
@@ -75,6 +70,8 @@ def test_epochs_come_back_and_the_lines_after_a_checkpoint_are_cut(folder):
     assert load_checkpoint(folder) == {"format": 1, **STATE, "epoch": 2}
     folder.cut_after(1)
     assert (folder / METRICS).read_bytes() == lines(0, 1)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        folder.with_line(METRICS, {"epoch": float("nan")})
 
 
 @pytest.mark.parametrize("name", [MANIFEST, METRICS, LAST, PREVIOUS, CHECKPOINT])
@@ -84,7 +81,7 @@ def test_an_epoch_that_is_cut_short_time_and_again_leaves_what_can_be_read(
     for epoch in range(2):
         write_epoch(folder, epoch)
     for _ in range(3):
-        with Dies(monkeypatch, name), pytest.raises(KeyboardInterrupt):
+        with dying(monkeypatch, name), pytest.raises(KeyboardInterrupt):
             write_epoch(folder, 2)
         assert load_checkpoint(folder)["epoch"] == 1
         assert folder.check(LAST).read_bytes() in (b"weights 1", b"weights 2")
@@ -120,7 +117,7 @@ def test_the_checkpoint_before_is_offered_and_accepted_in_its_place(folder, monk
     os.replace(folder / PREVIOUS, folder / CHECKPOINT)
     assert load_checkpoint(folder)["epoch"] == 0
     folder.cut_after(0)
-    with Dies(monkeypatch, CHECKPOINT), pytest.raises(KeyboardInterrupt):
+    with dying(monkeypatch, CHECKPOINT), pytest.raises(KeyboardInterrupt):
         write_epoch(folder, 1)
     assert load_checkpoint(folder)["epoch"] == 0
 
@@ -129,7 +126,7 @@ def test_a_write_that_fails_keeps_what_was_there(folder, monkeypatch):
     write_epoch(folder, 0)
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with (
-        Dies(monkeypatch, METRICS, full),
+        dying(monkeypatch, METRICS, full),
         pytest.raises(RunError, match="No space left on device; what it held before is kept"),
     ):
         write_epoch(folder, 1)
@@ -173,7 +170,7 @@ def test_what_a_kill_leaves_before_the_settings_is_nothing(folder, name):
 
 
 def test_a_start_that_was_cut_short_leaves_an_empty_folder(folder, monkeypatch):
-    with Dies(monkeypatch, "config.yaml"), pytest.raises(KeyboardInterrupt):
+    with dying(monkeypatch, "config.yaml"), pytest.raises(KeyboardInterrupt):
         folder.start({"seed": 0})
     assert os.listdir(folder.path) == [MANIFEST]
     assert folder.is_empty()
@@ -189,11 +186,6 @@ def test_a_run_is_finished_if_its_status_and_its_metrics_say_so(folder):
     folder.set_status("done")
     assert folder.is_finished(1)
     assert not folder.is_finished(2)  # the status of another run
-
-
-def test_numbers_that_json_does_not_have_are_refused(folder):
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        folder.with_line(METRICS, {"epoch": float("nan")})
 
 
 @pytest.mark.parametrize("text", ["- 1\n", "a: [", "!!python/object/apply:os.mkdir [bomb]"])

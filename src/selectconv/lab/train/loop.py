@@ -60,11 +60,9 @@ class Display(Protocol):
 
     def batches(self, loader: Loader, epoch: int, what: str) -> Batches:
         """Yield an epoch's batches while showing how far it is."""
-        ...
 
     def epoch_done(self, row: dict[str, Any], report: AllocationReport) -> None:
         """Show an epoch's line of metrics."""
-        ...
 
 
 def load_part(
@@ -164,10 +162,8 @@ class Training:
     def _set_up(self) -> torch.optim.SGD:
         """Build the optimizer of the model as it is, compile it and wrap it for its processes."""
         optimizer = build_optimizer(self.config, self.model)
-        compiled = self.model
-        if self.config.compile:
-            compiled = cast(nn.Module, torch.compile(self.model))
-        self.wrapped, self.optimizer = self.fabric.setup(compiled, optimizer)
+        compiled = torch.compile(self.model) if self.config.compile else self.model
+        self.wrapped, self.optimizer = self.fabric.setup(cast(nn.Module, compiled), optimizer)
         return optimizer
 
     def run_epoch(self, epoch: int, display: Display) -> tuple[dict[str, Any], AllocationReport]:

@@ -210,14 +210,10 @@ class RunFolder:
         """
         path = self / STATUS
         try:
-            status = json.loads(path.read_bytes())["status"]
-        except OSError:
-            return STATUSES[0]
-        except (ValueError, KeyError, TypeError):
-            status = None
-        if status not in STATUSES:
-            raise RunError(f"{path} is damaged; delete it, and go on with --resume.")
-        return str(status)
+            content = path.read_bytes() if path.exists() else b'{"status": "running"}'
+            return STATUSES[STATUSES.index(json.loads(content)["status"])]
+        except (ValueError, LookupError, TypeError) as error:
+            raise RunError(f"{path} is damaged; delete it, and go on with --resume.") from error
 
     def is_finished(self, epochs: int) -> bool:
         """Return whether the run is done; what its status says must agree with its metrics.
@@ -248,13 +244,11 @@ class RunFolder:
 
     def cut_after(self, epoch: int) -> None:
         """Drop the lines of epochs after the checkpoint's: those epochs will be run again."""
-        contents = {}
         for name in (METRICS, ALLOCATION):
             rows = self.read(name)
-            kept = [row for row in rows if row["epoch"] <= epoch]
-            if kept != rows:
-                contents[name] = dump_lines(kept)
-        self.write(contents)
+            if any(row["epoch"] > epoch for row in rows):
+                kept = [row for row in rows if row["epoch"] <= epoch]
+                self.write({name: dump_lines(kept)})
 
 
 def dump_lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
@@ -271,9 +265,7 @@ def describe_environment() -> dict[str, Any]:
     packages = ("torch", "numpy", "lightning-fabric")
     hardware = platform.processor() or platform.machine()
     if torch.cuda.is_available():
-        hardware = ", ".join(
-            torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())
-        )
+        hardware = ", ".join(map(torch.cuda.get_device_name, range(torch.cuda.device_count())))
     return {
         "commit": _git("rev-parse", "HEAD") if is_ours else None,
         "dirty": is_ours and bool(_git("status", "--porcelain")),

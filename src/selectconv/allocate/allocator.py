@@ -25,6 +25,7 @@ from selectconv.core.models import count_slots, unwrap
 from selectconv.core.plan import AllocationPlan
 from selectconv.core.threads import num_threads
 from selectconv.errors import AllocationError, CompressionError
+from selectconv.graph.example import as_arguments
 from selectconv.tables import counted
 
 
@@ -105,6 +106,8 @@ class ChannelAllocator:
         )
         self.model = unwrap(model)
         self.optimizer = optimizer
+        if example_input is not None:
+            as_arguments(example_input)  # refuses what is none
         self._example_input = example_input
         self._replicas = Replicas(self.model, optimizer, followers)
         self.layers = self._replicas.layers

@@ -117,6 +117,8 @@ def _read(path: Path) -> tuple[dict[str, Tensor], str]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        if os.path.isdir(path):
+            raise IsADirectoryError("it is a folder")
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             # Copies, in aligned memory: BLAS rounds differently on parts of the file's own memory.

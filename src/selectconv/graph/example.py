@@ -34,7 +34,10 @@ def as_arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         ValueError: its tensors are empty.
     """
     leaves = tree_leaves(example_input)
-    if all(leaf is None or isinstance(leaf, _NO_TENSORS) for leaf in leaves):
+    keys = example_input if isinstance(example_input, Mapping) else ()
+    if all(leaf is None or isinstance(leaf, _NO_TENSORS) for leaf in leaves) or not all(
+        isinstance(key, str) for key in keys
+    ):
         shown = " ".join(repr(example_input).split())
         raise TypeError(
             "`example_input` must be a tensor, a tuple of arguments or a dict of keyword "

@@ -47,7 +47,7 @@ def test_an_example_that_forward_does_not_take(name):
 
 
 def test_nan_in_the_example_is_called_so():
-    with pytest.raises(sc.CompressionError, match="output 0 of the model itself is NaN on the ex"):
+    with pytest.raises(sc.CompressionError, match="NaN in `example_input`"):
         sc.compress(conv_net(), X * float("nan"))
 
 
@@ -61,7 +61,7 @@ def test_what_is_no_regular_file_is_not_replaced(save, tmp_path):
 
 
 def test_a_name_that_is_too_long_is_no_file():
-    with pytest.raises(sc.CompressionError, match="is not a compressed model: there is no such"):
+    with pytest.raises(sc.CompressionError, match="is not a compressed model: No such file"):
         sc.load_compressed("a" * 5000)
 
 
@@ -104,11 +104,6 @@ def test_no_path(call, path):
         (lambda: allocator(followers=[3]), TypeError, "`followers` must be models, got int"),
         (lambda: allocator(mode={}), ValueError, "`mode` must be one of"),
         (lambda: allocator().apply({}), TypeError, "`plan` must be an AllocationPlan, got dict"),
-        (
-            lambda: sc.observe_damage(conv_net(), [X], forward=3),
-            TypeError,
-            "`forward` must be a function, got 3",
-        ),
         (lambda: sc.observe_damage(3, [X]), TypeError, "`model` must be an nn.Module, got int"),
         (lambda: sc.ConstantMean("x", 3), TypeError, "`value` must be a number, got 'x'"),
         (lambda: sc.ConcatMean([3]), TypeError, "`parts` must be a list of closed-form mean sou"),

@@ -7,7 +7,7 @@ Everything comes from the runs' files.
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -15,7 +15,7 @@ from typing import Any
 
 from selectconv.lab.report.collect import collect
 from selectconv.lab.report.compare import Group, Row, group_runs
-from selectconv.lab.report.findings import Finding, find_out
+from selectconv.lab.report.findings import Finding, find_out, judge
 from selectconv.lab.report.statistics import LEVEL, compare, show_p
 from selectconv.lab.report.tables import show_spread
 from selectconv.lab.reproduce.grid import TABLES, load_grid
@@ -49,13 +49,13 @@ COMPRESSION = "table2"  # its networks have half of the multiply-adds: not for t
 @cache
 def load_groups() -> list[tuple[str, Group, list[Finding]]]:
     """Return the comparisons of every grid that has runs here, with the grid's name."""
-    found = []
-    for table in sorted(TABLES):  # the ablation first: the main result
-        folder = ROOT / "results" / table / "runs"
-        if folder.is_dir():
-            groups = group_runs(collect([folder]).runs, load_grid(table, SCALE))
-            found += [(table, group, find_out(group)) for group in groups]
-    return found
+    return [
+        (table, group, find_out(group))
+        for table in sorted(TABLES)  # the ablation first: the main result
+        for group in group_runs(
+            collect([ROOT / "results" / table / "runs"]).runs, load_grid(table, SCALE)
+        )
+    ]
 
 
 def load_pairs() -> Iterator[tuple[Group, str, dict[str, Finding]]]:
@@ -63,26 +63,32 @@ def load_pairs() -> Iterator[tuple[Group, str, dict[str, Finding]]]:
     for table, group, findings in load_groups():
         select = group.find("select")
         found = {one.column: one for one in findings if one.row is select and one.column}
-        if table != COMPRESSION and select is not None and found:
+        if table != COMPRESSION and found:
             num_missing = sum(len(row.missing) for row in (select, *group.baselines))
             yield group, f" ({num_missing} runs missing)" if num_missing else "", found
 
 
-def as_line(cells: Iterable[str]) -> str:
-    """Write cells as a line of a table in Markdown."""
-    return "| " + " | ".join(cells) + " |"
+def as_table(head: str, rows: Iterable[Sequence[str]]) -> str:
+    """Write the lines of a table, below its head, in Markdown."""
+    return "\n".join([head, *("| " + " | ".join(cells) + " |" for cells in rows)])
 
 
 def write_short() -> str:
     """Compare select with plain, one line per training."""
-    lines = [
-        "| training | plain | select | relative change: error | p | loss | p |",
-        "|---|---|---|---|---|---|---|",
+    head = """\
+| training | plain | select | relative change: error | p | loss | p |
+|---|---|---|---|---|---|---|"""
+    rows = [
+        [
+            group.title + missing,
+            show(found["error"].against),
+            show(found["error"].row),
+            *answer(found["error"]),
+            *answer(found.get("loss")),
+        ]
+        for group, missing, found in load_pairs()
     ]
-    for group, missing, found in load_pairs():
-        cells = [group.title + missing, show(found["error"].against), show(found["error"].row)]
-        lines.append(as_line([*cells, *answer(found["error"]), *answer(found.get("loss"))]))
-    return "\n".join(lines)
+    return as_table(head, rows)
 
 
 def answer(finding: Finding | None) -> list[str]:
@@ -116,8 +122,8 @@ def draw_pairs() -> str:
     """Draw each pair's change of error, select against plain of the same seed, as SVG."""
     strips = []
     for group, missing, found in load_pairs():
-        result, row, against = found["error"].result, found["error"].row, found["error"].against
-        before, after = against.measured("error"), row.measured("error")
+        error, result = found["error"], found["error"].result
+        before, after = error.against.measured("error"), error.row.measured("error")
         changes = [100 * (after[seed] - before[seed]) / result.before for seed in result.seeds]
         strips.append((group, missing, result, changes))
     ends = [end for *_, result, changes in strips for end in (result.low, result.high, *changes)]
@@ -135,9 +141,8 @@ def draw_pairs() -> str:
     ]
     for tick in range(low, high + 1, 2):
         kind, label = ("line", f"{tick:+d} %") if tick else ("zero", "0")
-        x = across(tick)
-        lines.append(f'<path class="{kind}" d="M{x} {TOP}V{bottom}"/>')
-        place = f'x="{x}" y="{bottom + 18}" text-anchor="middle"'
+        place = f'x="{across(tick)}" y="{bottom + 18}" text-anchor="middle"'
+        lines.append(f'<path class="{kind}" d="M{across(tick)} {TOP}V{bottom}"/>')
         lines.append(f'<text class="small" {place}>{label}</text>')
     for number, (group, missing, result, changes) in enumerate(strips):
         config, y = group.config, TOP + STRIP * number + STRIP // 2
@@ -165,24 +170,22 @@ def read_screening() -> list[dict[str, Any]]:
 
 def write_screening() -> str:
     """List every trial of the screening."""
-    lines = [
-        "| setting | method | seed | weight decay | lr | gamma | grace | held-out error % | loss |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in read_screening():
-        network = row["model"].rpartition(":")[2]
-        growth = f"growth {row['growth']}" if "growth" in row else ""
-        cells = [
-            f"{network}, {row['data']}, {row['images']:,} x {row['epochs']}",
-            ", ".join(filter(None, [row["method"], growth, row.get("variant")])),
-            *(str(row[name]) for name in ("seed", "weight_decay", "lr")),
-            str(row.get("gamma", "-")),
+    head = """\
+| setting | method | seed | weight decay | lr | gamma | grace | held-out error % | loss |
+|---|---|---|---|---|---|---|---|---|"""
+    rows = [
+        [
+            f"{row['model'].rpartition(':')[2]}, {row['data']}, "
+            f"{row['images']:,} x {row['epochs']}",
+            ", ".join(row[name] for name in ("method", "growth", "variant") if name in row),
+            *(str(row.get(name, "-")) for name in ("seed", "weight_decay", "lr", "gamma")),
             "auto" if row.get("gamma") == "auto" else str(row.get("grace", "-")),
             f"{row['holdout_error']:.2f}",
             f"{row['holdout_loss']:.4f}",
         ]
-        lines.append(as_line(cells))
-    return "\n".join(lines)
+        for row in read_screening()
+    ]
+    return as_table(head, rows).replace("select, gradient", "select, growth gradient")
 
 
 def read_trials(setting: str) -> list[dict[str, Any]]:
@@ -193,10 +196,10 @@ def read_trials(setting: str) -> list[dict[str, Any]]:
 
 def write_auto() -> str:
     """Compare `gamma="auto"` with gammas that were set by hand, on the same seeds."""
-    lines = [
-        "| training | seeds | plain | best gamma by hand | `auto` | difference |",
-        "|---|---|---:|---:|---:|---:|",
-    ]
+    head = """\
+| training | seeds | plain | best gamma by hand | `auto` | difference |
+|---|---|---:|---:|---:|---:|"""
+    rows = []
     for setting, (title, folder) in SETTINGS.items():
         trials = read_trials(setting)
         found = {row["seed"]: row for row in trials if row.get("gamma") == "auto"}
@@ -214,10 +217,9 @@ def write_auto() -> str:
             )
             auto = fmean(found[seed]["holdout_error"] for seed in seeds)
             errors = [f"{error:.2f} %" for error in (plain, hand, auto)]
-            cells = [title, ", ".join(map(str, seeds)), *errors, f"{auto - hand:+.2f}"]
-            lines.append(as_line(cells))
+            rows.append([title, ", ".join(map(str, seeds)), *errors, f"{auto - hand:+.2f}"])
     words = "With paired t-tests, on the seeds that were fixed beforehand:"
-    return "\n".join([*lines, "", words, "", *state_auto()])
+    return "\n".join([as_table(head, rows), "", words, "", *state_auto()])
 
 
 def best_error(trials: list[dict[str, Any]], method: str, seeds: list[int]) -> float:
@@ -244,11 +246,7 @@ def state_auto() -> Iterator[str]:
                     {seed: read_measure(folder, method, seed, measure) for seed in auto}, new
                 )
                 assert found is not None
-                verdict = "lower" if found.change < 0 else "higher"
-                if found.p >= LEVEL:
-                    verdict = "no difference found"
-                if not is_asked:
-                    verdict = "not tested: a preceding test was not significant"
+                verdict = judge(found.p, found, 0, is_asked=is_asked)
                 yield (
                     f"- {title}, {len(auto)} of {len(seeds)} seeds: held-out {measure} of auto "
                     f"{found.after:.{digits}f}{unit}, of {words} {found.before:.{digits}f}{unit}; "
@@ -267,22 +265,19 @@ def write_long() -> str:
     """Say all findings, grid by grid, then list the screening."""
     lines: list[str] = []
     for table, group, findings in load_groups():
-        if not findings:
-            continue
         title = f"### [`{table}`]({table}/tables.md)"
-        if title not in lines:
+        if findings and title not in lines:
             lines += [title, ""]
-        lines += [f"{group.title}:", "", *(f"- {one.sentence}" for one in findings), ""]
+        if findings:
+            lines += [f"{group.title}:", "", *(f"- {one.sentence}" for one in findings), ""]
     return "\n".join([*lines, "### Every trial of the screening", "", write_screening()])
 
 
 def fill(page: str, summary: str) -> str:
     """Put a summary between the marks of a page."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"a page lacks one of the marks {BEGIN!r} and {END!r}.")
-    return f"{before}{begin}\n{summary}\n{end}{after}"
+    before, rest = page.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n{summary}\n{END}{after}"
 
 
 def write_pages() -> dict[Path, str]:

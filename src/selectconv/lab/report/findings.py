@@ -92,7 +92,7 @@ def _ask(group: Group, row: Row, family: list[Row]) -> Iterator[Finding]:
             continue
         p = correct_holm({one: 1.0 if its is None else its.p for one, its in found.items()})[row]
         test = HOLM if len(related) > 1 else ""
-        verdict = _judge(p, result, num_missing, is_asked=is_asked)
+        verdict = judge(p, result, num_missing, is_asked=is_asked)
         yield Finding(row, against, measure, column, result, p, test, verdict)
         is_asked = is_asked and p < LEVEL
         if column == "error" and group.grid.margin is not None:
@@ -101,7 +101,7 @@ def _ask(group: Group, row: Row, family: list[Row]) -> Iterator[Finding]:
             yield Finding(row, against, measure, "no loss", result, result.p_within, test, verdict)
 
 
-def _judge(p: float, result: Comparison, num_missing: int, *, is_asked: bool) -> str:
+def judge(p: float, result: Comparison, num_missing: int, *, is_asked: bool) -> str:
     """Say what follows from a two-sided test."""
     if num_missing:  # the test is for all planned runs: an interim look decides nothing
         return f"preliminary, {num_missing} planned runs are missing"

@@ -1,5 +1,7 @@
 import copy
+import dataclasses
 import functools
+import inspect
 import json
 import math
 import warnings
@@ -11,6 +13,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 import selectconv as sc
+from selectconv.allocate.settings import Settings
 from tiny_models import (
     Net,
     allocation_of,
@@ -511,6 +514,13 @@ def test_an_optimizer_that_does_not_own_the_parameters_is_refused():
 def test_bad_arguments_are_named(arguments, error, message):
     model = conv_net()
     assert_refused(lambda: allocator_for(model, **arguments), message, model, error=error)
+
+
+def test_the_signature_has_the_defaults_of_the_settings():
+    signature = inspect.signature(sc.ChannelAllocator).parameters
+    for field in dataclasses.fields(Settings):
+        if field.name != "total_epochs":
+            assert signature[field.name].default == field.default
 
 
 def test_a_model_without_selective_layers_is_refused():

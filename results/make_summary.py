@@ -43,6 +43,7 @@ SETTINGS = {
 }
 # The seeds of the comparison of gamma="auto" that was fixed beforehand.
 AUTO_SEEDS = {"A": range(23, 30), "B": range(20, 30)}
+ARM = {"method": "{}", "growth": "growth {}", "variant": "{}"}  # what names a trial's arm
 COMPRESSION = "table2"  # its networks have half of the multiply-adds: not for the short table
 
 
@@ -177,7 +178,7 @@ def write_screening() -> str:
         [
             f"{row['model'].rpartition(':')[2]}, {row['data']}, "
             f"{row['images']:,} x {row['epochs']}",
-            ", ".join(row[name] for name in ("method", "growth", "variant") if name in row),
+            ", ".join(word.format(row[name]) for name, word in ARM.items() if name in row),
             *(str(row.get(name, "-")) for name in ("seed", "weight_decay", "lr", "gamma")),
             "auto" if row.get("gamma") == "auto" else str(row.get("grace", "-")),
             f"{row['holdout_error']:.2f}",
@@ -185,7 +186,7 @@ def write_screening() -> str:
         ]
         for row in read_screening()
     ]
-    return as_table(head, rows).replace("select, gradient", "select, growth gradient")
+    return as_table(head, rows)
 
 
 def read_trials(setting: str) -> list[dict[str, Any]]:

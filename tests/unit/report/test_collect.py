@@ -1,6 +1,7 @@
 """Damaged runs are named and left out; the others are reported."""
 
 import json
+from collections import Counter
 
 import pytest
 import torch
@@ -107,20 +108,20 @@ def test_the_command_that_repeats_a_run_survives_spaces(tmp_path):
     assert f"--config '{tmp_path}/my run/config.yaml'" in run.command
 
 
-def test_settings_that_are_gone_are_kept_by_name(tmp_path):
-    run = read_run(write_run(tmp_path / "g", method="select", gone={"growth": "gradient"}))
-    assert run.gone == {"growth": "gradient"}
-
-
 def test_replay_ends_where_the_network_ended(tmp_path):
-    run = read_run(write_run(tmp_path / "a", method="select", weights=True))
-    state = load_file(run.path / "last.safetensors")
+    path = write_run(tmp_path / "a", method="select", weights=True)
+    run, state = read_run(path), load_file(path / "last.safetensors")
     for layer in run.layers:
         assert layer.source == state[f"{layer.name}.index"].tolist()
         for slot, last in enumerate(layer.states[-1]):
-            is_open = bool(state[f"{layer.name}.gate"][slot])
-            is_moved = bool(state[f"{layer.name}.moved"][slot])
+            is_open, is_moved = (state[f"{layer.name}.{name}"][slot] for name in ("gate", "moved"))
             assert last == (CLOSED if not is_open else MOVED if is_moved else OWN)
+    lines = (run.path / "allocation.jsonl").read_text().splitlines()
+    steps = [item for line in lines for item in json.loads(line)["layers"].items()]
+    closed = Counter((name, slot) for name, layer in steps for slot in layer["closed"])
+    copied = Counter((name, source) for name, layer in steps for _, source, _ in layer["opened"])
+    assert closed == {(one.name, k): n for one in run.layers for k, n in one.closed.items()}
+    assert copied == {(one.name, k): n for one in run.layers for k, n in one.copied.items()}
     assert any(MOVED in layer.states[-1] for layer in run.layers)
     assert any(CLOSED in layer.states[-1] for layer in run.layers)
 

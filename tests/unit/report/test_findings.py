@@ -85,6 +85,8 @@ def test_a_setting_that_is_gone_is_compared_with_plain_and_then_with_its_absence
     ]
     loss = findings[4].result
     assert (loss.before, loss.after) == pytest.approx((0.8967, 0.8733), abs=1e-4)
+    alone = [run for run in collect([tmp_path]).runs if run.gone or run.config.method == "plain"]
+    assert {found.against.name for found in find_out(group_runs(alone)[0])} == {"plain"}
     # Differences of the loss: -0.02, -0.02, -0.03.
     assert findings[4].p == pytest.approx(p_of(7 / 3 / (1 / math.sqrt(3) / math.sqrt(3))))
 

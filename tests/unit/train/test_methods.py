@@ -17,6 +17,7 @@ def test_the_methods_of_the_command():
     names = ["plain", "select", "zero", "random", "dealloc", "shift", "lgc", "slimming"]
     assert list(METHODS) == names
     assert [name for name in names if METHODS[name].is_selective] == names[1:6]
+    assert set(names[1:6]) == set(MODES) - {"none"}
     assert all(METHODS[name].name == name for name in names)
 
 
@@ -26,11 +27,6 @@ def test_rows_are_told_apart_and_use_settings_that_exist():
     assert sorted(method.rank for method in METHODS.values()) == list(range(len(METHODS)))
     known = {*setting_names(), "realloc"}
     assert all(set(method.uses) <= known for method in METHODS.values())
-
-
-def test_selective_methods_are_modes_of_the_allocator():
-    selective = {name for name, method in METHODS.items() if method.is_selective}
-    assert selective == set(MODES) - {"none"}
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -41,11 +41,13 @@ def run(options: Namespace) -> None:
     from selectconv.deploy.compress import compress
     from selectconv.deploy.compressed_file import save_compressed
     from selectconv.deploy.cost import count, count_params
-    from selectconv.lab.train.network import load_run
+    from selectconv.lab.train.network import build_plain, load_run
 
     trained = load_run(options.dir, best=options.best)
-    plain, model, shape = trained.plain(), trained.finished(), trained.info.shape
-    example = torch.randn(options.batch_size, *shape, generator=torch.Generator().manual_seed(0))
+    plain, model = build_plain(trained.config, trained.info).eval(), trained.finished()
+    example = torch.randn(
+        options.batch_size, *trained.info.shape, generator=torch.Generator().manual_seed(0)
+    )
     small = compress(model, example, round_to=options.round_to)
     out.parent.mkdir(parents=True, exist_ok=True)
     save_compressed(small, out)

@@ -92,10 +92,6 @@ class TrainedRun:
         """Return the network as it is deployed; learned groups become group convs."""
         return condense(self.model).eval()
 
-    def plain(self) -> nn.Module:
-        """Build the plain network of the same kind, with weights of its own."""
-        return build_plain(self.config, self.info).eval()
-
 
 def load_run(path: str | Path, *, best: bool = False) -> TrainedRun:
     """Load a run's network with its last or best weights; no data is needed.

@@ -1,6 +1,7 @@
 """Settings of the whole suite: every test starts from the same state and leaves it as it was."""
 
 import os
+import signal
 
 # oneDNN picks AMX kernels for bfloat16 that die on some machines; set before its first operation.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -25,6 +26,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 # Two workers share two cores.
 torch.set_num_threads(1)
+# A shell starts background jobs with SIGINT ignored, and the processes of tests would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -1,14 +1,11 @@
 """Every number in results/ and in the README is what the runs' files say."""
 
 import json
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from scripts import load_script
-from selectconv.lab.report.collect import collect
-from selectconv.lab.report.compare import group_runs
 from selectconv.lab.report.tables import build_table, write_csv
 from selectconv.lab.reproduce.grid import TABLES, load_grid
 from selectconv.lab.reproduce.jobs import find_state
@@ -16,13 +13,16 @@ from selectconv.lab.reproduce.jobs import find_state
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 GRIDS = [table for table in TABLES if (RESULTS / table / "runs").is_dir()]
+SUMMARY = load_script("results/make_summary.py")  # reads every run once, for all tests
 
 
-@cache
-def read_runs(table):
-    found = collect([RESULTS / table / "runs"])
-    assert not found.left_out
-    return found.runs
+def groups_of(table):
+    return [group for name, group, _ in SUMMARY.load_groups() if name == table]
+
+
+def runs_of(table):
+    rows = [row for group in groups_of(table) for row in group.rows]
+    return [run for row in rows for run in (*row.runs.values(), *row.unused)]
 
 
 def test_the_ablation_is_there():
@@ -30,13 +30,13 @@ def test_the_ablation_is_there():
 
 
 def test_pages_say_what_the_runs_say():
-    for path, text in load_script("results/make_summary.py").write_pages().items():
+    for path, text in SUMMARY.write_pages().items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run make results"
 
 
 @pytest.mark.parametrize("table", GRIDS)
 def test_tables_are_made_from_the_runs(table):
-    made = [build_table(one) for one in group_runs(read_runs(table), load_grid(table, "reduced"))]
+    made = [build_table(group) for group in groups_of(table)]
     text = (RESULTS / table / "tables.md").read_text(encoding="utf-8")
     assert text == "\n".join(one.to_markdown() for one in made), f"{table}: run make results"
     assert (RESULTS / table / "tables.csv").read_text(encoding="utf-8") == write_csv(made)
@@ -46,7 +46,9 @@ def test_tables_are_made_from_the_runs(table):
 def test_runs_are_whole_and_those_of_the_grid(table):
     planned = {run.name: run for run in load_grid(table, "reduced").runs}
     folders = sorted((RESULTS / table / "runs").iterdir())
-    gone = {run.name for run in read_runs(table) if run.gone}
+    runs = runs_of(table)
+    assert sorted(run.path for run in runs) == folders  # none was left out
+    gone = {run.name for run in runs if run.gone}
     assert {folder.name for folder in folders} <= set(planned) | gone
     for folder in folders:
         assert folder.name in gone or find_state(planned[folder.name], RESULTS / table) == "done"
@@ -57,7 +59,7 @@ def test_runs_are_whole_and_those_of_the_grid(table):
 
 @pytest.mark.parametrize("table", GRIDS)
 def test_a_method_of_a_comparison_was_run_by_one_commit(table):
-    for group in group_runs(read_runs(table)):
+    for group in groups_of(table):
         for row in group.rows:
             commits = {run.environment["commit"] for run in row.runs.values()}
-            assert len(commits) == 1, (group.title, row.name)
+            assert len(commits) <= 1, (group.title, row.name)

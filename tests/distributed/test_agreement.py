@@ -1,7 +1,7 @@
 """Two real processes: rank 0 decides, and every rank ends with the same allocation.
 
-One group of processes does everything that must succeed, another everything that must fail; each
-rank writes down what it saw, and the tests compare the two.
+One group of processes does everything, what must succeed and what must fail; each rank writes down
+what it saw, and the tests compare the two.
 """
 
 import copy
@@ -37,10 +37,7 @@ def state_of(model):
     return copy.deepcopy(dict(model.state_dict()))
 
 
-# What must succeed
-
-
-def agree(rank):
+def work(rank):
     return {
         "select": train_in_parallel(rank, "select"),
         "random": train_in_parallel(rank, "random"),
@@ -48,6 +45,7 @@ def agree(rank):
         "shift": draw_shifts(rank),
         "forward": broadcast_at_forward(rank),
         "budget": keep_a_budget(rank),
+        "errors": disagree(rank),
     }
 
 
@@ -142,13 +140,13 @@ def broadcast_at_forward(rank):
 
 
 @pytest.fixture(scope="module")
-def agreed(tmp_path_factory):
-    return spawn(agree, tmp_path_factory.mktemp("agree"))
+def ranks(tmp_path_factory):
+    return spawn(work, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("mode", ["select", "random"])
-def test_ranks_with_other_data_and_seeds_train_to_the_same_bits(agreed, mode):
-    first, second = (results[mode] for results in agreed)
+def test_ranks_with_other_data_and_seeds_train_to_the_same_bits(ranks, mode):
+    first, second = (results[mode] for results in ranks)
     assert_same(second, first)
     moved = [epoch for epoch in first if epoch["report"]]
     assert len(moved) >= 2, "there was something to agree on"
@@ -156,39 +154,36 @@ def test_ranks_with_other_data_and_seeds_train_to_the_same_bits(agreed, mode):
         assert_same(epoch["follower"], epoch["allocation"])
 
 
-def test_a_rank_that_lost_its_allocation_gets_rank_0s(agreed):
-    first, second = (results["corrupted"] for results in agreed)
+def test_a_rank_that_lost_its_allocation_gets_rank_0s(ranks):
+    first, second = (results["corrupted"] for results in ranks)
     assert first["report"].keys() == {"conv1", "conv2"}
     assert_same(second, first)
     assert first["state"]["conv1.gate"].all()
     assert first["state"]["conv1.index"].unique().numel() > 1
 
 
-def test_shifts_are_those_of_rank_0(agreed):
-    first, second = (results["shift"] for results in agreed)
+def test_shifts_are_those_of_rank_0(ranks):
+    first, second = (results["shift"] for results in ranks)
     assert_same(second, first)
     assert first["fresh"]["conv1.shift"].unique().numel() > 1
     assert_same(first["resumed"], first["fresh"])
 
 
-def test_a_budget_is_rank_0s(agreed):
-    first, second = (results["budget"] for results in agreed)
+def test_a_budget_is_rank_0s(ranks):
+    first, second = (results["budget"] for results in ranks)
     assert_same(second, first)
     assert all(first["reports"])
     assert any(layer["opened"] for layer in first["reports"][0].values())
     assert first["params"] == pytest.approx(0.5 * first["dense"], rel=0.01)
 
 
-def test_ddps_own_broadcast_of_the_buffers_is_noticed(agreed):
-    first, second = (results["forward"] for results in agreed)
+def test_ddps_own_broadcast_of_the_buffers_is_noticed(ranks):
+    first, second = (results["forward"] for results in ranks)
     assert_same(second["before"], first["before"])
     assert not torch.equal(second["own"], first["own"])
     assert_same(second["state"], first["state"])
     assert (~second["state"]["conv1.gate"]).nonzero().flatten().tolist() == [0, 1]
     assert_same(second["after"], first["after"])
-
-
-# What must fail
 
 
 class Unaccountable(torch.nn.Module):
@@ -236,11 +231,6 @@ def message_of(allocator, epoch):
     return "no error"
 
 
-@pytest.fixture(scope="module")
-def disagreed(tmp_path_factory):
-    return spawn(disagree, tmp_path_factory.mktemp("disagree"))
-
-
 @pytest.mark.parametrize(
     ("case", "error", "words"),
     [
@@ -249,15 +239,15 @@ def disagreed(tmp_path_factory):
         ("foreign", "KeyError", "no such activation"),
     ],
 )
-def test_rank_0s_error_is_raised_on_every_rank(disagreed, case, error, words):
-    first, second = (results[case] for results in disagreed)
+def test_rank_0s_error_is_raised_on_every_rank(ranks, case, error, words):
+    first, second = (results["errors"][case] for results in ranks)
     assert first.startswith(f"{error}: ")
     assert words in first
     assert second.startswith("AllocationError: rank 0: ")
     assert words in second
 
 
-def test_after_an_error_the_ranks_still_agree(disagreed):
-    first, second = (results["state"] for results in disagreed)
+def test_after_an_error_the_ranks_still_agree(ranks):
+    first, second = (results["errors"]["state"] for results in ranks)
     assert first["conv1.moved"].any()
     assert_same(second, first)

@@ -7,6 +7,7 @@ children start as fresh processes do.
 import multiprocessing
 import os
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -25,6 +26,14 @@ class Ended:
     returncode: int
     stdout: str
     stderr: str
+
+
+@contextmanager
+def starting():
+    """Start children inside: the server, which starts with the first, finds `small_run`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
+        yield
 
 
 class Forked:
@@ -51,9 +60,7 @@ class Forked:
             CONTEXT.Process(target=_become, args=(words, environment, str(path)))
             for environment, path in zip(environments, said, strict=True)
         ]
-        with pytest.MonkeyPatch.context() as patch:  # for the server, which starts with the first
-            path = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
-            patch.setenv("PYTHONPATH", path)
+        with starting():
             for child in children:
                 child.start()
         while alive := [child.sentinel for child in children if child.exitcode is None]:

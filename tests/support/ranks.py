@@ -6,15 +6,18 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+import forked
+
 RANKS = (0, 1)
 TIMEOUT_S = 60
 
 
 def spawn(worker, folder, timeout_s=TIMEOUT_S):
     """Run `worker(rank)` on both ranks; return what each of them returned."""
-    context = torch.multiprocessing.spawn(
-        _run, args=(worker, str(folder)), nprocs=len(RANKS), join=False
-    )
+    with forked.starting():
+        context = torch.multiprocessing.start_processes(
+            _run, (worker, str(folder)), len(RANKS), join=False, start_method="forkserver"
+        )
     try:
         deadline = time.monotonic() + timeout_s
         # A call returns as soon as one rank has ended, and raises that rank's error.

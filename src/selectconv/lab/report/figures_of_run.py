@@ -53,6 +53,7 @@ def draw_map(run: Run, plt: Any) -> tuple[Any, str]:
         axes.plot([*layer.copied], [line] * len(layer.copied), "o", color=INK, markersize=2)
     axes.set_yticks(range(len(layers)), [short_name(layer.name) for layer in layers], fontsize=7)
     axes.set(ylim=(len(layers) - 0.4, -0.6), xlabel="channel index of the layer's input")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     return figure, (
         "The paper's Figure 3: one line per selective conv, block by block; magenta: the slot was "
         "de-allocated (the stronger, the more often); dots: the channel was copied by "
@@ -136,8 +137,9 @@ def draw_shifts(run: Run, plt: Any) -> tuple[Any, str]:
         axes.plot(shifts[:, 1].tolist(), shifts[:, 0].tolist(), "o", **look)
         whole = range(-edge, edge + 1)
         axes.set(xlim=(-edge, edge), ylim=(edge, -edge), xticks=whole, yticks=whole)
-        axes.set(title=f"{block}: {len(shifts)} slots", xlabel="columns", ylabel="rows (pixels)")
+        axes.set(title=f"{block}: {len(shifts)} slots", xlabel="columns (pixels)")
         axes.grid()
+    panels[0, 0].set(ylabel="rows (pixels)")
     return figure, (
         "The paper's Figure 8: one dot per re-allocated slot, in pixels of its block's maps; "
         "lines: whole pixels."

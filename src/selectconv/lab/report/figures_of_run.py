@@ -129,9 +129,8 @@ def draw_shifts(run: Run, plt: Any) -> tuple[Any, str]:
     if not points:
         raise ValueError("no slot of this run is shifted.")
     edge = max(2, *(int(shifts.abs().max() + 1) for shifts in points.values()))
-    size = (2.7 * len(points), 2.9)
-    square: dict[str, Any] = {"squeeze": False, "subplot_kw": {"aspect": "equal"}}
-    figure, panels = plt.subplots(1, len(points), figsize=size, **square)
+    square = {"figsize": (2.7 * len(points), 2.9), "subplot_kw": {"aspect": "equal"}}
+    figure, panels = plt.subplots(1, len(points), squeeze=False, **square)
     for axes, (block, shifts) in zip(panels[0], points.items(), strict=True):
         look = {"color": COLOURS[run.config.method], "markersize": 3, "alpha": 0.7}
         axes.plot(shifts[:, 1].tolist(), shifts[:, 0].tolist(), "o", **look)

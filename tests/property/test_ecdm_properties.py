@@ -9,8 +9,8 @@ from oracles_formulas import naive_ecdm, naive_rms_damage
 from selectconv.core.ecdm import ecdm, normalize_ecdm, rms_damage
 from selectconv.core.moments import (
     expected_activation,
+    expected_power,
     expected_relu,
-    expected_square_activation,
 )
 
 # Sums of at most a few dozen products of numbers of order 1.
@@ -104,8 +104,8 @@ def test_moments_of_relu_obey_their_laws(ratio, scale, negative):
     assert mean >= beta * (1 - TIGHT)
     # relu(x) - relu(-x) = x, and E[relu(x)^2] + E[relu(-x)^2] = E[x^2]
     np.testing.assert_allclose(mean - expected_relu(-beta, gamma), beta, atol=TIGHT * scale)
-    square = expected_square_activation(beta, gamma, torch.relu)
-    both = square + expected_square_activation(-beta, gamma, torch.relu)
+    square = expected_power(beta, gamma, torch.relu, 2)
+    both = square + expected_power(-beta, gamma, torch.relu, 2)
     np.testing.assert_allclose(both, beta**2 + gamma**2, rtol=TIGHT)
     assert square >= mean**2 * (1 - TIGHT)
 

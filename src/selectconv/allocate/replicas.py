@@ -13,7 +13,7 @@ from selectconv.core.allocation import draw_shift
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import allocation_of, selective_layers, unwrap
 from selectconv.core.plan import AllocationPlan
-from selectconv.core.slots import living_layers, zero_slots
+from selectconv.core.slots import living_layers, write_slots
 from selectconv.errors import AllocationError, naming
 
 _looked_after: WeakSet[SelectConvNd] = WeakSet()  # by any allocator, as its model's or a follower's
@@ -108,7 +108,7 @@ class Replicas:
                     layer.apply_plan(layer_plan)
                 if len(layer_plan.opened):
                     for tensor in state_of_slots(self.optimizer, self.layers[name]):
-                        zero_slots(tensor, self.layers[name].groups, layer_plan.opened)
+                        write_slots(tensor, self.layers[name].groups, layer_plan.opened)
 
     def _all(self, name: str) -> list[SelectConvNd]:
         """Return the model's layer of this name, and those of its followers."""

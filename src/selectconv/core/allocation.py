@@ -164,13 +164,14 @@ class ReallocRule:
     norm: str = "l2"
 
     def __post_init__(self) -> None:
-        plain: dict[str, float] = {"top_k": check_count("top_k", self.top_k, 1)}
-        if self.max_copies is not None:
-            plain["max_copies"] = check_count("max_copies", self.max_copies, 1)
         check_choice("init", self.init, INITS)
-        plain["max_shift"] = check_non_negative("max_shift", self.max_shift)
-        vars(self).update(plain)  # frozen
         check_choice("norm", self.norm, NORMS)
+        cap = None if self.max_copies is None else check_count("max_copies", self.max_copies, 1)
+        vars(self).update(  # frozen; numbers of NumPy and torch become Python's
+            top_k=check_count("top_k", self.top_k, 1),
+            max_copies=cap,
+            max_shift=check_non_negative("max_shift", self.max_shift),
+        )
 
 
 def choose_sources(
@@ -199,10 +200,7 @@ def choose_sources(
     free = (~gate).nonzero().flatten()
     best = scores.sort(descending=True, stable=True).indices[: rule.top_k]
     channels = index[best[scores[best] > 0]]  # pi_c of the candidates: copies never chain
-    if rule.max_copies is None:
-        if len(channels) == 0:
-            return free[:0], channels[:0]
-        return free, channels[_draw(len(channels), len(free), generator)]
+    cap = len(index) if rule.max_copies is None else rule.max_copies
     # Differs from paper: the cap is tested at each assignment, not once a call.
     # Decision 3 in docs/method.md.
     readers = _count_readers(index, gate)
@@ -210,22 +208,22 @@ def choose_sources(
     left = len(free)
     while left > 0 and len(channels) > 0:
         # Draw for all that are left; keep the draws up to the one that fills a channel.
-        drawn = channels[_draw(len(channels), left, generator)]
+        drawn = channels[torch.randint(len(channels), (left,), generator=generator, device="cpu")]
         names = channels.unique()
-        room = rule.max_copies + 1 - readers[names]
+        room = cap + 1 - readers[names]
         taken = (drawn[:, None] == names).cumsum(dim=0)  # (left, distinct channels)
         full = (taken >= room).any(dim=1).nonzero().flatten()
         kept = drawn if len(full) == 0 else drawn[: int(full[0]) + 1]
         chosen.append(kept)
         left -= len(kept)
         readers = readers + torch.bincount(kept, minlength=len(readers))
-        channels = channels[readers[channels] <= rule.max_copies]
+        channels = channels[readers[channels] <= cap]
     source = torch.cat(chosen) if chosen else channels[:0]
     return free[: len(source)], source
 
 
 def plan_reopening(
-    scores: Tensor,
+    necdm: Tensor,
     index: Tensor,
     gate: Tensor,
     axes: int,
@@ -234,15 +232,23 @@ def plan_reopening(
 ) -> LayerPlan:
     """Plan what the closed slots are to read, at which shift, and with which weights.
 
-    The arguments are those of `choose_sources`, and the number of spatial axes.
+    Args:
+        necdm: (I, O), of the slots that stay open.
+        index: the channel that each slot reads.
+        gate: the open slots.
+        axes: spatial axes of the layer.
+        rule: Algorithm 2's constants.
+        generator: a CPU generator; None: torch's global one.
     """
-    opened, source = choose_sources(scores, index, gate, rule, generator)
+    scores = realloc_scores(necdm, index, gate, rule.max_copies, rule.norm).cpu()
+    opened, source = choose_sources(scores, index.cpu(), gate.cpu(), rule, generator)
     shift = draw_shift(len(opened), axes, rule.max_shift, generator)
     seed = None
     if rule.init == "random":
         seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
-    shift_or_none = shift if rule.use_shift else None
-    return LayerPlan(opened=opened, source=source, shift=shift_or_none, weight_seed=seed)
+    return LayerPlan(
+        opened=opened, source=source, shift=shift if rule.use_shift else None, weight_seed=seed
+    )
 
 
 def draw_shift(
@@ -250,10 +256,6 @@ def draw_shift(
 ) -> Tensor:
     """Draw shifts uniformly from [-max_shift, max_shift] pixels along each axis."""
     return (torch.rand(count, axes, generator=generator, device="cpu") * 2 - 1) * max_shift
-
-
-def _draw(high: int, count: int, generator: torch.Generator | None) -> Tensor:
-    return torch.randint(high, (count,), generator=generator, device="cpu")
 
 
 def _count_readers(index: Tensor, gate: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ def ecdm(weight: Tensor, mean: Tensor, groups: int = 1) -> Tensor:
                 [18.]])
     """
     _check_weight(weight, groups, mean=mean)
-    return _slots_by_outputs(_sum(_kernels(weight)), groups) * mean[:, None]
+    return _slots_by_outputs(_kernels(weight).sum(dim=2), groups) * mean[:, None]
 
 
 def rms_damage(weight: Tensor, mean: Tensor, var: Tensor, groups: int = 1) -> Tensor:
@@ -59,7 +59,7 @@ def rms_damage(weight: Tensor, mean: Tensor, var: Tensor, groups: int = 1) -> Te
     _check_weight(weight, groups, mean=mean, var=var)
     kernel = _kernels(weight)
     norm = _slots_by_outputs(torch.linalg.vector_norm(kernel, dim=2), groups)
-    total = _slots_by_outputs(_sum(kernel), groups)
+    total = _slots_by_outputs(kernel.sum(dim=2), groups)
     # hypot: the squares of small weights would vanish in float32.
     return torch.hypot(norm * var.clamp(min=0.0).sqrt()[:, None], total * mean[:, None])
 
@@ -109,10 +109,6 @@ def _kernels(weight: Tensor) -> Tensor:
     """View a weight as (O, I / groups, positions), in float32 at least."""
     flat = weight.flatten(2) if weight.ndim > 2 else weight[:, :, None]
     return flat.to(torch.promote_types(weight.dtype, torch.float32))
-
-
-def _sum(kernels: Tensor) -> Tensor:
-    return kernels.squeeze(2) if kernels.shape[2] == 1 else kernels.sum(dim=2)
 
 
 def _slots_by_outputs(value: Tensor, groups: int) -> Tensor:

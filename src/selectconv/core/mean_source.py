@@ -1,6 +1,6 @@
 """Where a layer gets E[X] and Var[X] of its input from: batch norm's parameters, or observation."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -9,12 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from selectconv.checks import check_count, check_fraction, is_number
 from selectconv.core.kernels import find_kernel
-from selectconv.core.moments import (
-    Activation,
-    expected_activation,
-    expected_square_activation,
-    is_relu,
-)
+from selectconv.core.moments import Activation, expected_power, is_relu
 
 
 class MeanSource:
@@ -33,12 +28,9 @@ class MeanSource:
         """Whether the input is known never to be negative."""
         return bool(self.parts) and all(part.is_nonnegative for part in self.parts)
 
-    def leaves(self) -> Iterator["MeanSource"]:
-        """Yield what the source is made of in the end: itself, if it has no parts."""
-        for part in self.parts:
-            yield from part.leaves()
-        if not self.parts:
-            yield self
+    def leaves(self) -> list["MeanSource"]:
+        """Return what the source is made of in the end: itself, if it has no parts."""
+        return [leaf for part in self.parts for leaf in part.leaves()] or [self]
 
     def batch_norms(self) -> list[_BatchNorm]:
         """Return the batch norms that the source reads."""
@@ -50,13 +42,20 @@ class ClosedForm(MeanSource):
 
     num_channels: int
 
+    def moment(self, power: int) -> Tensor:
+        """Compute E[X] or, for a power of 2, E[X^2], (C,), in float64; of parts, on the CPU."""
+        return torch.cat([part.moment(power).cpu() for part in self.parts])
+
     def mean(self) -> Tensor:
         """Compute E[X], (C,)."""
-        return _concatenate([part.mean() for part in self.parts])
+        return self.moment(1).float()
 
     def var(self) -> Tensor:
         """Compute Var[X], (C,)."""
-        return _concatenate([part.var() for part in self.parts])
+        return (self.moment(2) - self.moment(1).square()).clamp(min=0.0).float()
+
+    def _kinds(self) -> str:
+        return ", ".join(dict.fromkeys(repr(leaf) for leaf in self.leaves()))
 
 
 class BatchNormMean(ClosedForm):
@@ -90,42 +89,33 @@ class BatchNormMean(ClosedForm):
     @property
     def is_nonnegative(self) -> bool:
         """Whether the activation is never negative, as far as a fine grid of inputs shows."""
-        if self.act is None:
-            return False
-        if is_relu(self.act):
-            return True
-        bias, _ = self._normal()
+        if self.act is None or is_relu(self.act):
+            return self.act is not None
         # Far out and, in fine steps, where activations bend.
         grid = torch.cat([torch.linspace(-20, 20, 4001), torch.tensor([-1e4, -100.0, 100.0, 1e4])])
+        like = self.bn.weight if self.bn.weight is not None else grid
         with torch.no_grad():
-            value = self.act(grid[:, None].repeat(1, self.num_channels).to(bias))
+            value = self.act(grid[:, None].repeat(1, self.num_channels).to(like))
         return bool((value >= 0).all())
 
-    def mean(self) -> Tensor:
-        """Compute E[X], (C,)."""
-        with torch.no_grad():
-            return expected_activation(*self._normal(), self.act)
-
-    def var(self) -> Tensor:
-        """Compute Var[X], (C,)."""
-        with torch.no_grad():
-            like = self._normal()[0]
-            beta, gamma = (moment.cpu().double() for moment in self._normal())  # MPS has none
-            first = expected_activation(beta, gamma, self.act)
-            second = expected_square_activation(beta, gamma, self.act)
-            return (second - first * first).clamp(min=0.0).to(like.dtype).to(like.device)
-
-    def _normal(self) -> tuple[Tensor, Tensor]:
-        if self.bn.weight is None:  # affine=False: N(0, 1)
-            like = self.bn.running_mean
-            zeros = torch.zeros(self.num_channels) if like is None else torch.zeros_like(like)
-            return zeros, zeros + 1
-        return self.bn.bias.detach(), self.bn.weight.detach()
+    @torch.no_grad()
+    def moment(self, power: int) -> Tensor:
+        """Compute E[act(N)^power], (C,), of the normal distribution N that the batch norm makes."""
+        if self.bn.weight is None:  # affine=False
+            here = "cpu" if self.bn.running_mean is None else self.bn.running_mean.device
+            beta = torch.zeros(self.num_channels, device=here)
+            gamma = beta + 1
+        else:
+            beta, gamma = self.bn.bias.detach(), self.bn.weight.detach()
+        device = "cpu" if beta.device.type == "mps" else beta.device  # MPS has no float64
+        beta, gamma = (parameter.to(device, torch.float64) for parameter in (beta, gamma))
+        return expected_power(beta, gamma, self.act, power)
 
     def __repr__(self) -> str:
-        name = self.act.__class__.__name__ if isinstance(self.act, nn.Module) else None
-        act = name or getattr(self.act, "__name__", None if self.act is None else repr(self.act))
-        return f"batch norm + {act}" if act else "batch norm"
+        if self.act is None:
+            return "batch norm"
+        function = type(self.act) if isinstance(self.act, nn.Module) else self.act
+        return f"batch norm + {getattr(function, '__name__', repr(function))}"
 
 
 class ConstantMean(ClosedForm):
@@ -147,13 +137,11 @@ class ConstantMean(ClosedForm):
         """Whether the constant is not negative."""
         return self.value >= 0
 
-    def mean(self) -> Tensor:
-        """Return the constant, (C,)."""
-        return torch.full((self.num_channels,), self.value)
-
-    def var(self) -> Tensor:
-        """Return zeros, (C,)."""
-        return torch.zeros(self.num_channels)
+    def moment(self, power: int) -> Tensor:
+        """Return the constant's power, (C,)."""
+        return torch.tensor(
+            [self.value**power] * self.num_channels, dtype=torch.float64, device="cpu"
+        )
 
     def __repr__(self) -> str:
         return f"constant {self.value:g}"
@@ -175,8 +163,7 @@ class ConcatMean(ClosedForm):
         self.num_channels = sum(part.num_channels for part in parts)
 
     def __repr__(self) -> str:
-        kinds = dict.fromkeys(repr(leaf) for leaf in self.leaves())
-        return f"concat of {len(self.parts)}: {', '.join(kinds)}"
+        return f"concat of {len(self.parts)}: {self._kinds()}"
 
 
 class SelectedMean(ClosedForm):
@@ -204,20 +191,15 @@ class SelectedMean(ClosedForm):
                 f"`index` must be a list of channels 0 to {part.num_channels - 1}, got {index!r}."
             )
         self.parts = (part,)
-        self.index = tuple(index)
+        self.index = list(index)
         self.num_channels = len(self.index)
 
-    def mean(self) -> Tensor:
-        """Take the channels' means, (C,)."""
-        return super().mean()[list(self.index)]
-
-    def var(self) -> Tensor:
-        """Take the channels' variances, (C,)."""
-        return super().var()[list(self.index)]
+    def moment(self, power: int) -> Tensor:
+        """Take the channels' moments, (C,)."""
+        return super().moment(power)[self.index]
 
     def __repr__(self) -> str:
-        kinds = dict.fromkeys(repr(leaf) for leaf in self.leaves())
-        return f"{self.num_channels} of {self.parts[0].num_channels} channels: {', '.join(kinds)}"
+        return f"{self.num_channels} of {self.parts[0].num_channels} channels: {self._kinds()}"
 
 
 class ObservedMean(MeanSource):
@@ -269,11 +251,6 @@ class ObservedMean(MeanSource):
 
     def __repr__(self) -> str:
         return "observed"
-
-
-def _concatenate(moments: list[Tensor]) -> Tensor:
-    like = next((m for m in moments if m.device.type != "cpu"), moments[0])
-    return torch.cat([moment.to(like) for moment in moments])
 
 
 def check_mean_source(source: MeanSource | None, inputs: int) -> None:

@@ -32,12 +32,7 @@ def count_slots(model: nn.Module) -> dict[str, int]:
 
 def inner_module(module: nn.Module) -> nn.Module | None:
     """Return what torch.compile, DataParallel or DDP wraps; None: the module is no such wrapper."""
-    return module.module if isinstance(module, PARALLEL) else _inside_compiled(module)
-
-
-def _inside_compiled(module: nn.Module) -> nn.Module | None:
-    inner = getattr(module, "_orig_mod", None)
-    return inner if isinstance(inner, nn.Module) else None
+    return module.module if isinstance(module, PARALLEL) else getattr(module, "_orig_mod", None)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -60,8 +55,7 @@ def unwrap_compiled(model: nn.Module) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
-    inner = _inside_compiled(model)
-    model = model if inner is None else inner
+    model = getattr(model, "_orig_mod", model)
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError(
             "`model` is scripted or traced by torch.jit, which hides its layers: give the module "

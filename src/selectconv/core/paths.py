@@ -11,9 +11,10 @@ whole       otherwise                                               all slots, z
 The result is the same.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +24,11 @@ from torch import Tensor, nn
 from selectconv.core import kernels
 from selectconv.core.kernels import Kernel, Reroute, is_watched
 from selectconv.core.mean_source import ObservedMean
-from selectconv.core.shift import can_read, reroute
+from selectconv.core.shift import can_read, close_channels, reroute
 from selectconv.core.slots import SlottedConv, open_weight
 
 # Multiplies of a conv, forward and backward, in the time that copying one of its inputs takes.
 _COPY_COST = 100
-# A tensor, the address of its memory, and an array of the same memory, which keeps it in place.
-_View = tuple[Tensor, int, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,8 @@ class SlotSummary:
     """What forward passes need to know of gate, index and shifted, computed when these change.
 
     Attributes:
-        views: of each buffer on the CPU, the tensor, where its memory is, and that memory.
+        addresses: where the buffers' memory is.
+        arrays: that memory or, of buffers on another device, a copy.
         content: the buffers' bytes.
         closed: how many slots are closed.
         rerouted: how many read anything but their own channel as it is.
@@ -47,8 +47,9 @@ class SlotSummary:
         index, shifted: what these slots read, on the CPU, for its kernel.
     """
 
-    views: tuple[_View, ...]
-    content: tuple[bytes, ...]
+    addresses: list[int]
+    arrays: list[npt.NDArray[Any]]
+    content: list[bytes]
     closed: int
     rerouted: int
     num_shifted: int
@@ -57,53 +58,45 @@ class SlotSummary:
     shifted: Tensor
 
 
+_summaries: WeakKeyDictionary[SlottedConv, SlotSummary] = WeakKeyDictionary()
+
+
 def summarize(layer: SlottedConv) -> SlotSummary:
     """Summarize a layer's allocation; the last summary holds while the buffers hold its bytes.
 
     It is called in every forward, so it works with numpy, not torch.
     """
-    last: SlotSummary | None = layer._last_summary
+    last = _summaries.get(layer)
     tensors = [cast(Tensor, layer._buffers[name]) for name in ("gate", "shifted", "index")]
-    if last is not None and _are_same(tensors, last.views):
-        views = last.views
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    if last is not None and last.addresses == addresses and tensors[0].is_cpu:
+        arrays = last.arrays  # to make them anew takes longer
     else:
-        if not tensors[0].is_cpu:
-            tensors = list(torch.stack([tensor.long() for tensor in tensors]).cpu())  # one transfer
-        views = tuple([(tensor, tensor.data_ptr(), tensor.numpy()) for tensor in tensors])
+        arrays = [tensor.cpu().numpy() for tensor in tensors]
     # Whoever wrote into the buffers, the same bytes say the same.
-    content = tuple([array.tobytes() for _, _, array in views])
-    if last is not None and last.content == content and last.views is views:
-        return last
-    if last is not None and last.content == content:
-        summary = replace(last, views=views)
-    else:
-        summary = _summarize(views, content, layer.groups)
-    layer._last_summary = summary
-    return summary
+    content = [array.tobytes() for array in arrays]
+    if last is None or last.content != content or last.arrays is not arrays:
+        last = _summaries[layer] = _summarize(addresses, arrays, content, layer.groups)
+    return last
 
 
-def _are_same(tensors: list[Tensor], views: tuple[_View, ...]) -> bool:
-    """Return whether arrays show the memory of these tensors: making them anew takes longer."""
-    for tensor, (seen, address, _) in zip(tensors, views, strict=True):
-        if tensor is not seen or tensor.data_ptr() != address:
-            return False
-    return True
-
-
-def _summarize(views: tuple[_View, ...], content: tuple[bytes, ...], groups: int) -> SlotSummary:
-    gate, shifted, index = (array for _, _, array in views)
-    gate, shifted = gate.astype(bool), (shifted & gate).astype(bool)
+def _summarize(
+    addresses: list[int], arrays: list[npt.NDArray[Any]], content: list[bytes], groups: int
+) -> SlotSummary:
+    gate, shifted, index = arrays
+    shifted = shifted & gate
     rerouted = shifted | (gate & (index != np.arange(len(index))))
     kept = np.flatnonzero(gate) if groups == 1 else np.arange(len(index))
     with torch.inference_mode(False):  # or no training step could use them later
         return SlotSummary(
-            views=views,
+            addresses=addresses,
+            arrays=arrays,
             content=content,
             closed=int(np.count_nonzero(~gate)),
             rerouted=int(np.count_nonzero(rerouted)),
             num_shifted=int(np.count_nonzero(shifted)),
             kept=None if len(kept) == len(index) else torch.from_numpy(kept),
-            index=torch.from_numpy(index[kept].astype(np.int64)),
+            index=torch.from_numpy(index[kept]),
             shifted=torch.from_numpy(shifted[kept]),
         )
 
@@ -127,7 +120,7 @@ def rebuild(layer: SlottedConv, x: Tensor) -> tuple[Tensor, Tensor]:
     if slots.rerouted:
         x = reroute_slots(layer, x, kernel)
     if slots.closed and is_small:
-        x = close_input(x, layer.gate)
+        x = close_channels(x, layer.gate)
     elif slots.closed:
         weight = open_weight(layer)
     return x, weight if slots.num_shifted else _tie_shift(weight, layer.shift)
@@ -147,7 +140,7 @@ def convolve_norm_relu(layer: SlottedConv, x: Tensor, norm: nn.Module) -> Tensor
         or x.ndim != layer.weight.ndim
         or not is_input(layer, x)
         or x.numel() <= x.shape[1]  # with one value per channel torch's batch norm refuses
-        or (layer.training and isinstance(layer._mean_source, ObservedMean))
+        or (layer.training and isinstance(layer.mean_source, ObservedMean))
         or has_hooks(norm)
         or has_hooks(layer)
     ):
@@ -170,12 +163,6 @@ def _find_kernel(layer: SlottedConv, x: Tensor) -> Kernel | None:
     gate, here = cast(Tensor, layer._buffers["gate"]), x.device  # layer.gate takes long to find
     is_here = layer.weight.device == here and gate.device == here
     return kernels.find_kernel(x) if is_here else None
-
-
-def close_input(x: Tensor, gate: Tensor) -> Tensor:
-    """Close the closed slots of `x` (N, I, ...)."""
-    # torch.where keeps the memory format; masked_fill makes its copy contiguous.
-    return torch.where(gate.view(1, -1, *[1] * (x.ndim - 2)), x, 0.0)
 
 
 def reroute_slots(layer: SlottedConv, x: Tensor, kernel: Kernel | None) -> Tensor:

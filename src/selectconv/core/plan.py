@@ -80,29 +80,28 @@ class LayerPlan:
                 raise AllocationError(
                     f"`{what}` names {outside[:5]}; the layer has 0 to {len(gate) - 1}."
                 )
-        if len(self.source) != len(self.opened):
-            raise AllocationError(
-                "each slot to re-open needs one source channel, "
-                f"got {len(self.opened)} slots and {len(self.source)} channels."
-            )
-        if len(self.opened) == 0:
-            return
-        if len(self.opened.unique()) != len(self.opened):
-            raise AllocationError(f"`opened` names a slot twice: {self.opened.tolist()}.")
-        if not can_open:
-            raise AllocationError("the layer has reallocate=False: its slots cannot be re-opened.")
-        if self.shift is not None and tuple(self.shift.shape) != (len(self.opened), axes):
-            raise AllocationError(
-                f"shifts must have shape ({len(self.opened)}, {axes}), "
-                f"got {tuple(self.shift.shape)}."
-            )
-        if self.shift is not None and not bool(self.shift.isfinite().all()):
-            raise AllocationError("shifts must be finite, got NaN or infinite ones.")
-        if self.weight_seed is not None and not 0 <= self.weight_seed < 1 << 63:
-            raise AllocationError(f"`weight_seed` must be in [0, 2^63), got {self.weight_seed}.")
-        still_open = gate.index_fill(0, self.closed, False)[self.opened]
-        if bool(still_open.any()):
-            raise AllocationError(f"slots {self.opened[still_open].tolist()[:5]} are open already.")
+        count, seed = len(self.opened), self.weight_seed or 0
+        shift = torch.zeros(count, axes, device="cpu") if self.shift is None else self.shift
+        still_open = self.opened[gate.index_fill(0, self.closed, False)[self.opened]].tolist()
+        problems = {
+            "the layer has reallocate=False: its slots cannot be re-opened.": (
+                count and not can_open
+            ),
+            f"each slot to re-open needs one source channel, got {count} slots and "
+            f"{len(self.source)} channels.": count != len(self.source),
+            f"`opened` names a slot twice: {self.opened.tolist()}.": (
+                count != len(self.opened.unique())
+            ),
+            f"slots {still_open[:5]} are open already.": still_open,
+            f"shifts must have shape ({count}, {axes}), got {tuple(shift.shape)}.": (
+                tuple(shift.shape) != (count, axes)
+            ),
+            "shifts must be finite, got NaN or infinite ones.": not bool(shift.isfinite().all()),
+            f"`weight_seed` must be in [0, 2^63), got {seed}.": not 0 <= seed < 1 << 63,
+        }
+        for problem, is_there in problems.items():
+            if is_there:
+                raise AllocationError(problem)
 
     def to_dict(self) -> dict[str, Any]:
         """Return lists and numbers only: `closed` slots, `opened` as [slot, source, shift]."""

@@ -6,30 +6,32 @@ move an allocation. (Forward passes keep a summary of them, `paths.SlotSummary`.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from selectconv.checks import check_choice, check_flag, check_fraction
-from selectconv.core.allocation import ReallocRule, choose_closed, smallest_gamma
-from selectconv.core.ecdm import ecdm, normalize_ecdm, rms_damage
-from selectconv.core.mean_source import (
-    ClosedForm,
-    MeanSource,
-    ObservedMean,
-    check_mean_source,
+from selectconv.core.allocation import (
+    ReallocRule,
+    choose_closed,
+    plan_reopening,
+    smallest_gamma,
 )
-from selectconv.core.paths import close_input, is_input, rebuild, reroute_slots
+from selectconv.core.ecdm import ecdm, normalize_ecdm, rms_damage
+from selectconv.core.mean_source import ClosedForm, MeanSource, ObservedMean, check_mean_source
+from selectconv.core.paths import is_input, rebuild, reroute_slots
 from selectconv.core.plan import LayerPlan, as_slots
+from selectconv.core.shift import close_channels
 from selectconv.core.slots import (
     SlottedConv,
-    carry_out,
     complete_state,
+    draw_weights,
     fresh_slots,
     living_layers,
     new_family,
-    plan_layer,
+    write_slots,
 )
 from selectconv.core.tensors import check_tensor
 from selectconv.errors import AllocationError, MeanSourceError
@@ -115,9 +117,6 @@ class SelectConvNd(SlottedConv):
             offsets = self.weight.new_zeros(self.in_channels, len(self.kernel_size))
             shift = nn.Parameter(offsets, requires_grad=self.weight.requires_grad)
         self.register_parameter("shift", shift)
-        self.weight_std = None
-        self._mean_source = None
-        self._last_summary = None
         self.family = new_family()
         self.num_loads = 0
         living_layers.add(self)
@@ -127,10 +126,6 @@ class SelectConvNd(SlottedConv):
         complete_state(self, state, prefix)
         cast(Any, super())._load_from_state_dict(state, prefix, *args)
         self.num_loads += 1
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = cast(Any, super()).__getstate__()
-        return {**state, "_last_summary": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         cast(Any, super()).__setstate__(state)
@@ -151,47 +146,39 @@ class SelectConvNd(SlottedConv):
         if not is_input(self, input):
             return self._conv_forward(input, self.weight, self.bias)  # refuses it, in torch's words
         x = input if input.ndim == self.weight.ndim else input[None]  # convs take unbatched inputs
-        if self.training and isinstance(self._mean_source, ObservedMean):
+        if self.training and isinstance(self.mean_source, ObservedMean):
             buffers = (self.observed_mean, self.observed_var, self.observed_batches)
-            self._mean_source.observe(x, *buffers)
+            self.mean_source.observe(x, *buffers)
         out = self._conv_forward(*rebuild(self, x), self.bias)
         return out if x is input else out[0]
 
     def select(self, x: Tensor) -> Tensor:
         """Select from an input (N, I, ...) what the conv reads: SelectChannel of Section 2.2."""
         check_tensor("x", x, (None, self.in_channels, *[None] * len(self.kernel_size)))
-        return close_input(reroute_slots(self, x, None), self.gate)
+        return close_channels(reroute_slots(self, x, None), self.gate)
 
     # What closing a slot would do (Section 2.1).
 
-    @property
-    def mean_source(self) -> MeanSource | None:
-        """Where E[X] comes from: a `BatchNormMean`, an `ObservedMean`, or None."""
-        return self._mean_source
-
-    @mean_source.setter
-    def mean_source(self, source: MeanSource | None) -> None:
-        check_mean_source(source, self.in_channels)
-        for name in ("observed_mean", "observed_var", "observed_batches"):
-            self._buffers.pop(name, None)
-        if isinstance(source, ObservedMean):
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; a `mean_source` is checked, and what it observes gets its buffers."""
+        if name != "mean_source":
+            super().__setattr__(name, value)
+            return
+        check_mean_source(value, self.in_channels)
+        for observed in ("observed_mean", "observed_var", "observed_batches"):
+            self._buffers.pop(observed, None)
+        if isinstance(value, ObservedMean):
             zeros = self.weight.new_zeros(self.in_channels, dtype=torch.float32)
             self.register_buffer("observed_mean", zeros)
             self.register_buffer("observed_var", zeros.clone())
             self.register_buffer("observed_batches", zeros.new_zeros((), dtype=torch.int64))
-        self._mean_source = source
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "mean_source":  # nn.Module would take in a module, past the property's checks
-            object.__setattr__(self, name, value)
-        else:
-            super().__setattr__(name, value)
+        self.__dict__[name] = value
 
     def knows_mean(self) -> bool:
         """Return whether `input_mean` has an answer yet."""
-        if isinstance(self._mean_source, ObservedMean):
+        if isinstance(self.mean_source, ObservedMean):
             return int(self.observed_batches) > 0
-        return self._mean_source is not None
+        return self.mean_source is not None
 
     def input_mean(self) -> Tensor:
         """Compute E[X] of each selected input channel, (I,); 0 for closed slots.
@@ -199,11 +186,11 @@ class SelectConvNd(SlottedConv):
         Raises:
             MeanSourceError: there is no `mean_source`, or it has not seen any input yet.
         """
-        return self._input_moments(variance=False)[0]
+        return self._input_moment("mean")
 
-    def _input_moments(self, variance: bool) -> list[Tensor]:
-        """Compute E[X] and, if it is wanted, Var[X], (I,) each; 0 for closed slots."""
-        source = self._mean_source
+    def _input_moment(self, name: str) -> Tensor:
+        """Compute "mean" or "var" of each selected input channel, (I,); 0 for closed slots."""
+        source = self.mean_source
         if not self.knows_mean():
             raise MeanSourceError(
                 "the layer does not know its input's mean: set `mean_source` to a BatchNormMean or "
@@ -211,13 +198,10 @@ class SelectConvNd(SlottedConv):
                 if source is None
                 else "the layer has not seen any input yet: run it in training mode first."
             )
-        if isinstance(source, ClosedForm):
-            moments = [source.mean(), source.var()] if variance else [source.mean()]
-        else:
-            moments = [self.observed_mean, self.observed_var][: 1 + variance]
+        is_closed = isinstance(source, ClosedForm)
+        moment: Tensor = getattr(source, name)() if is_closed else getattr(self, f"observed_{name}")
         exact = torch.promote_types(self.weight.dtype, torch.float32)
-        moments = [moment.to(self.weight.device, exact)[self.index] for moment in moments]
-        return [moment.masked_fill(~self.gate, 0.0) for moment in moments]
+        return moment.to(self.weight.device, exact)[self.index].masked_fill(~self.gate, 0.0)
 
     @torch.no_grad()
     def ecdm(self, normalized: bool = False, damage: str = "mean") -> Tensor:
@@ -235,13 +219,12 @@ class SelectConvNd(SlottedConv):
             MeanSourceError: there is no `mean_source`, or it has not seen any input yet.
             ValueError: `damage` is unknown.
         """
-        check_flag("normalized", normalized)
         check_choice("damage", damage, DAMAGES)
-        source, weight = self._mean_source, self.weight.detach()
-        is_signed = damage == "auto" and source is not None and not source.is_nonnegative
-        mean, *var = self._input_moments(variance=is_signed or damage == "rms")
-        if var:
-            matrix = rms_damage(weight, mean, var[0], self.groups)
+        source, weight = self.mean_source, self.weight.detach()
+        mean = self.input_mean()
+        is_signed = source is not None and not source.is_nonnegative
+        if damage == "rms" or (damage == "auto" and is_signed):
+            matrix = rms_damage(weight, mean, self._input_moment("var"), self.groups)
         else:
             matrix = ecdm(weight, mean, self.groups)
         return normalize_ecdm(matrix) if normalized else matrix
@@ -349,7 +332,6 @@ class SelectConvNd(SlottedConv):
             AllocationError: weights or statistics are NaN or infinite.
             MeanSourceError: there is no `mean_source`, or it has not seen any input yet.
         """
-        check_choice("damage", damage, DAMAGES)
         if generator is not None and (
             not isinstance(generator, torch.Generator) or generator.device.type != "cpu"
         ):
@@ -365,9 +347,14 @@ class SelectConvNd(SlottedConv):
             raise AllocationError(f"the layer's {what} hold NaN or infinite values.")
         if gamma is not None:
             closed = choose_closed(necdm, self.gate, self.groups, gamma, protected)
-        return plan_layer(
-            self, necdm, self.index[:0] if closed is None else closed, rule, generator
-        )
+        closed = (self.index[:0] if closed is None else closed).to(self.gate.device)
+        gate = self.gate.index_fill(0, closed, False)
+        if rule is None or bool(gate.all()):
+            return LayerPlan(closed=closed.cpu())
+        necdm = normalize_ecdm(necdm.index_fill_(0, closed, 0.0))
+        axes = len(self.kernel_size)
+        reopening = plan_reopening(necdm, self.index, gate, axes, rule, generator)
+        return replace(reopening, closed=closed.cpu())
 
     def check_owns_weight(self) -> None:
         """Check that the weight is a parameter: a recomputed weight would not keep a change.
@@ -382,6 +369,7 @@ class SelectConvNd(SlottedConv):
                 "torch.nn.utils.prune.remove(layer, 'weight')."
             )
 
+    @torch.no_grad()
     def apply_plan(self, plan: LayerPlan) -> None:
         """Carry out a plan: close, then re-open with weights and shifts of their own.
 
@@ -391,4 +379,16 @@ class SelectConvNd(SlottedConv):
         """
         self.check_owns_weight()
         plan.check(self.gate.cpu(), len(self.kernel_size), can_open=self.shift is not None)
-        carry_out(self, plan)
+        weight, opened = self.weight, plan.opened.to(self.weight.device)
+        self.gate.index_fill_(0, plan.closed.to(weight.device), False)
+        if self.shift is None or len(opened) == 0:
+            return
+        self.gate.index_fill_(0, opened, True)
+        self.moved.index_fill_(0, opened, True)
+        self.shifted.index_fill_(0, opened, plan.shift is not None)
+        self.index.index_copy_(0, opened, plan.source.to(weight.device))
+        shift = self.shift.new_zeros(()) if plan.shift is None else plan.shift.to(self.shift)
+        self.shift[opened] = shift
+        seed = plan.weight_seed
+        drawn = None if seed is None else draw_weights(self, len(opened), seed)
+        write_slots(weight, self.groups, opened, drawn)

@@ -84,9 +84,13 @@ def select_channels(
             raise ValueError(
                 f"`index` must name channels 0 to {x.shape[1] - 1} of `x`, got {low} to {high}."
             )
-    rebuilt = reroute(x, index, shift, shifted)
+    return close_channels(reroute(x, index, shift, shifted), gate)
+
+
+def close_channels(x: Tensor, gate: Tensor) -> Tensor:
+    """Return `x` (N, I, ...) with zeros where `gate` (I,) is closed."""
     # torch.where keeps the memory format; masked_fill makes its copy contiguous.
-    return torch.where(gate.view(1, -1, *[1] * (x.ndim - 2)), rebuilt, 0.0)
+    return torch.where(gate.view(1, -1, *[1] * (x.ndim - 2)), x, 0.0)
 
 
 def reroute(x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | None) -> Tensor:

@@ -1,18 +1,14 @@
-"""A layer's slots: what it holds of each, and how a plan for them is made and carried out."""
+"""A layer's slots: what it holds of each, and how to write and read it."""
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
-from selectconv.core.allocation import ReallocRule, plan_reopening, realloc_scores
-from selectconv.core.ecdm import normalize_ecdm
 from selectconv.core.mean_source import MeanSource
-from selectconv.core.plan import LayerPlan
 from selectconv.errors import AllocationError
 
 new_family = itertools.count().__next__
@@ -34,6 +30,7 @@ class SlottedConv(nn.modules.conv._ConvNd):
             drawn from, for R^random. None: torch's own initialisation of convs.
         family: a number that a layer and its copies have in common.
         num_loads: how often a state was loaded into the layer.
+        mean_source: where E[X] comes from: a `BatchNormMean`, an `ObservedMean`, or None.
     """
 
     gate: Tensor
@@ -41,14 +38,13 @@ class SlottedConv(nn.modules.conv._ConvNd):
     moved: Tensor
     shifted: Tensor
     shift: nn.Parameter | None
-    weight_std: float | None
+    weight_std: float | None = None
     family: int
-    num_loads: int
+    num_loads: int = 0
     observed_mean: Tensor
     observed_var: Tensor
     observed_batches: Tensor
-    _mean_source: MeanSource | None
-    _last_summary: Any  # what `paths` remembers of the buffers
+    mean_source: MeanSource | None = None
     _conv_forward: Callable[..., Tensor]  # of nn.Conv1d, nn.Conv2d or nn.Conv3d
 
 
@@ -93,10 +89,22 @@ def split_groups(tensor: Tensor, groups: int) -> Tensor:
     return tensor.view(groups, tensor.shape[0] // groups, *tensor.shape[1:])
 
 
-def write_slots(weight: Tensor, groups: int, slots: Tensor, value: Tensor | float) -> None:
-    """Write the weights of `slots`: a number, or a tensor (slots, O / groups, ...)."""
-    width = weight.shape[1]
-    split_groups(weight, groups)[slots // width, :, slots % width] = value
+def write_slots(tensor: Tensor, groups: int, slots: Tensor, value: Tensor | None = None) -> None:
+    """Write what belongs to `slots` in a tensor laid out as a weight or a shift.
+
+    Args:
+        tensor: a weight, a shift, or the optimizer's state of one.
+        groups: of the conv.
+        slots: int64.
+        value: weights (slots, O / groups, ...). None: zeros.
+    """
+    slots = slots.to(tensor.device)
+    if value is None and (groups == 1 or tensor.ndim <= 2):  # many times faster than what follows
+        tensor.index_fill_(0 if tensor.ndim <= 2 else 1, slots, 0)  # a shift has a row per slot
+        return
+    width = tensor.shape[1]
+    written = 0.0 if value is None else value.to(tensor)
+    split_groups(tensor, groups)[slots // width, :, slots % width] = written
 
 
 def open_weight(layer: SlottedConv) -> Tensor:
@@ -118,64 +126,3 @@ def draw_weights(layer: SlottedConv, count: int, seed: int) -> Tensor:
     # torch draws a conv's weights from U(-bound, bound) with bound = 1 / sqrt(fan in).
     bound = layer.weight[0].numel() ** -0.5
     return torch.empty(shape, device="cpu").uniform_(-bound, bound, generator=generator)
-
-
-def plan_layer(
-    layer: SlottedConv,
-    necdm: Tensor,
-    closed: Tensor,
-    rule: ReallocRule | None,
-    generator: torch.Generator | None,
-) -> LayerPlan:
-    """Plan to close slots and, with a rule, to re-open all that are closed then.
-
-    Args:
-        layer: the layer, which is not changed.
-        necdm: (I, O), which is written into.
-        closed: the slots to close.
-        rule: how to re-open. None: re-open nothing.
-        generator: a CPU generator. None: torch's global one.
-    """
-    closed = closed.to(layer.gate.device)
-    gate = layer.gate.index_fill(0, closed, False)
-    if rule is None or bool(gate.all()):
-        return LayerPlan(closed=closed.cpu())
-    necdm = normalize_ecdm(necdm.index_fill_(0, closed, 0.0))
-    scores = realloc_scores(necdm, layer.index, gate, rule.max_copies, rule.norm)
-    axes, on_cpu = len(layer.kernel_size), (scores.cpu(), layer.index.cpu(), gate.cpu())
-    return replace(plan_reopening(*on_cpu, axes, rule, generator), closed=closed.cpu())
-
-
-@torch.no_grad()
-def carry_out(layer: SlottedConv, plan: LayerPlan) -> None:
-    """Close slots, then re-open slots with weights and shifts of their own; checks nothing."""
-    weight, drawn = layer.weight, None
-    if plan.weight_seed is not None:  # before anything changes: a seed may be refused
-        drawn = draw_weights(layer, len(plan.opened), plan.weight_seed)
-    layer.gate.index_fill_(0, plan.closed.to(weight.device), False)
-    if len(plan.opened) == 0 or layer.shift is None:
-        return
-    opened = plan.opened.to(weight.device)
-    layer.gate.index_fill_(0, opened, True)
-    layer.moved.index_fill_(0, opened, True)
-    layer.shifted.index_fill_(0, opened, plan.shift is not None)
-    layer.index.index_copy_(0, opened, plan.source.to(weight.device))
-    if plan.shift is None:
-        layer.shift.index_fill_(0, opened, 0.0)
-    else:
-        layer.shift.index_copy_(0, opened, plan.shift.to(layer.shift))
-    if drawn is None:
-        zero_slots(weight, layer.groups, opened)
-    else:
-        write_slots(weight, layer.groups, opened, drawn.to(weight))
-
-
-def zero_slots(tensor: Tensor, groups: int, slots: Tensor) -> None:
-    """Zero in place what belongs to `slots` in a tensor laid out as a weight or a shift."""
-    slots = slots.to(tensor.device)
-    if tensor.ndim <= 2:  # one row per slot; weights have at least three axes
-        tensor.index_fill_(0, slots, 0)
-    elif groups == 1:
-        tensor.index_fill_(1, slots, 0)  # many times faster than what follows
-    else:
-        write_slots(tensor, groups, slots, 0.0)

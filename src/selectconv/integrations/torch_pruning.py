@@ -15,7 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 from selectconv.checks import check_choice
 from selectconv.core.ecdm import ecdm, normalize_ecdm, rms_damage
 from selectconv.core.mean_source import BatchNormMean
-from selectconv.core.moments import expected_activation, expected_square_activation
+from selectconv.core.moments import expected_power
 from selectconv.extras import needing
 from selectconv.graph.operations import TABLE, Family
 
@@ -155,8 +155,8 @@ def _after_function(node: Any, before: list[Moments | None]) -> Moments | None:
     operation, (mean, var) = _operation(node), found[0]
     for row in _ACTIVATIONS:
         if operation.startswith(row.gradient):
-            first = expected_activation(mean, var.sqrt(), row.function)
-            second = expected_square_activation(mean, var.sqrt(), row.function)
+            first = expected_power(mean, var.sqrt(), row.function, 1)
+            second = expected_power(mean, var.sqrt(), row.function, 2)
             return first, (second - first.square()).clamp(min=0)
     means, variances = zip(*found, strict=True)
     if isinstance(node.module, torch_pruning.ops._ConcatOp):

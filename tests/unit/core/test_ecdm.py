@@ -19,8 +19,8 @@ from oracles_formulas import (
 from selectconv.core.ecdm import ecdm, normalize_ecdm, rms_damage
 from selectconv.core.moments import (
     expected_activation,
+    expected_power,
     expected_relu,
-    expected_square_activation,
     is_relu,
 )
 
@@ -32,6 +32,10 @@ CLOSE = 1e-6  # float32 ones
 SUMS_TO_ONE = 1e-5  # float32: a few dozen roundings
 # A normal variable is further out than this once in 1.7 million draws; the seed is fixed besides.
 STANDARD_ERRORS = 5
+
+
+def expected_square_activation(beta, gamma, act):
+    return expected_power(beta, gamma, act, 2)
 
 
 def expected_square_relu(beta, gamma):

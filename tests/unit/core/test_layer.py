@@ -502,7 +502,7 @@ def test_ecdm_by_loops(groups, act):
     assert not layer.ecdm().requires_grad
 
 
-@pytest.mark.parametrize("call", ["ecdm", "dealloc", "realloc", "plan"])
+@pytest.mark.parametrize("call", ["ecdm", "dealloc", "realloc"])
 def test_an_unknown_damage_is_refused(call):
     layer = with_batch_norm(make_layer())
     with pytest.raises(ValueError, match="`damage` must be one of auto, mean, rms; got 'max'"):

@@ -288,7 +288,7 @@ from selectconv.core.kernels import triton_select
 
 types = {"x": "*bf16", "grad": "*bf16", "out": "*bf16", "grad_x": "*bf16", "index": "*i64"}
 types |= {"readers": "*i64", "first": "*i64", "shift": "*fp32", "shifted": "*i1", "parts": "*fp32"}
-blocks = {"AXES": 2, "PIXELS": 32, "CHANNELS": 32}
+blocks = {"HAS_SHIFT": True, "PIXELS": 32, "CHANNELS": 32}
 sizes = {}
 for name, kernel in vars(triton_select._kernels()).items():
     signature = {

@@ -4,7 +4,8 @@ Autograd sees one operation with a hand-written backward: no scatter, no atomics
 """
 
 import ctypes
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +13,9 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from selectconv.core.kernels.build import load_kernel
-from selectconv.core.kernels.kernel import Kernel, differentiable_grads
+from selectconv.core.kernels.kernel import Grads, Kernel, Operation, differentiable
 from selectconv.core.shift import memory_format
-from selectconv.core.shift import reroute as define
+from selectconv.core.shift import reroute as reroute_by_definition
 
 _BAD_INDEX = 2  # of select.c
 
@@ -48,26 +49,24 @@ def find_obstacle(device: torch.device) -> str | None:
     return built.about if built.library is None else None
 
 
-# Of batch norm: mean, 1 / standard deviation, eps, whether they are the batch's own.
-_Statistics = tuple[Tensor, Tensor, float, bool]
-
-
 def reroute(x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | None) -> Tensor:
     """Compute `core.shift.reroute(x, index, shift, shifted)`."""
-    return _run(x, None, None, shift, shifted, index, None)
+    return _run(None, x, index, shift, shifted)
 
 
 def norm_relu_reroute(
     norm: _BatchNorm, x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | None
 ) -> Tensor:
     """Compute `reroute(relu(norm(x)), ...)` in one pass over `x`; updates the norm's statistics."""
+    batch_eps = None
     if norm.training or norm.running_mean is None or norm.running_var is None:
         mean, var = moments(x)
         _update_running(norm, mean, var, x.numel() // x.shape[1])
+        batch_eps = norm.eps
     else:
         mean, var = norm.running_mean, norm.running_var
-    statistics = (mean, torch.rsqrt(var + norm.eps), norm.eps, mean is not norm.running_mean)
-    return _run(x, norm.weight, norm.bias, shift, shifted, index, statistics)
+    affine = (norm.weight, norm.bias, mean, torch.rsqrt(var + norm.eps))
+    return _run(batch_eps, x, index, shift, shifted, *affine)
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,104 +76,99 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, var
 
 
-def _run(*inputs: Any) -> Tensor:
-    """Compute `_select`, with derivatives where they may be wanted: they take longer to prepare."""
-    if torch.is_grad_enabled():
-        return _Reroute.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
-    return _select(*inputs)[0]
+def _run(
+    batch_eps: float | None,
+    x: Tensor,
+    index: Tensor,
+    shift: Tensor | None,
+    shifted: Tensor | None,
+    *norm: Tensor,
+) -> Tensor:
+    """Select, with derivatives where they may be wanted: they take longer to prepare.
+
+    Args:
+        batch_eps: batch norm's eps, if its statistics are the batch's own; otherwise None.
+        x: (N, C, ...).
+        index: as for `reroute`.
+        shift: as for `reroute`.
+        shifted: as for `reroute`.
+        norm: of the batch norm before: weight, bias, mean, 1 / standard deviation. Nothing: there
+            is neither batch norm nor ReLU.
+    """
+    if shift is not None and not (shift.dtype == torch.float32 and shift.is_contiguous()):
+        shift = shift.to(torch.float32).contiguous()
+    shifted = None if shifted is None else shifted.contiguous()
+    index = index.contiguous()
+    if not torch.is_grad_enabled():
+        return _select(x, index, shift, shifted, *norm)
+    operation = Operation(_select, partial(_differentiate, batch_eps), partial(_define, batch_eps))
+    return differentiable(operation, x, index, shift, shifted, *norm)
 
 
 def _select(
-    x: Tensor,
-    bn_weight: Tensor | None,
-    bn_bias: Tensor | None,
-    shift: Tensor | None,
-    shifted: Tensor | None,
-    index: Tensor,
-    statistics: _Statistics | None,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None, Tensor | None]:
-    """Call the kernel; returns its output, and what it was called with, for the backward."""
-    index = index.contiguous()
-    shifted = None if shifted is None else shifted.contiguous()
-    if shift is not None and not (shift.dtype == torch.float32 and shift.is_contiguous()):
-        shift = shift.to(torch.float32).contiguous()
-    scale = offset = None
-    if statistics is not None and bn_weight is not None and bn_bias is not None:
-        scale = bn_weight * statistics[1]
-        offset = torch.addcmul(bn_bias, statistics[0], scale, value=-1)
+    x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | None, *norm: Tensor
+) -> Tensor:
     size = (x.shape[0], index.numel(), *x.shape[2:])
     out = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
-    shape = _describe(x, index, shift, shifted)
-    _call("select_forward", shape, x, scale, offset, out)
-    return out, shift, shifted, index, scale, offset
+    scale, offset = _affine(*norm) if norm else (None, None)
+    _call("select_forward", _describe(x, index, shift, shifted), x, scale, offset, out)
+    return out
 
 
-class _Reroute(torch.autograd.Function):
-    """Inputs: x, batch norm's weight and bias, shift; then what has no derivative."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        bn_weight: Tensor | None,
-        bn_bias: Tensor | None,
-        shift: Tensor | None,
-        shifted: Tensor | None,
-        index: Tensor,
-        statistics: _Statistics | None,
-    ) -> Tensor:
-        mean, inverse, ctx.eps, ctx.is_batch = statistics or (None, None, 0.0, False)
-        out, *called_with = _select(x, bn_weight, bn_bias, shift, shifted, index, statistics)
-        ctx.save_for_backward(x, bn_weight, bn_bias, *called_with, mean, inverse)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors  # read once: checkpointing unpacks a tensor only once
-        x, bn_weight, bn_bias, shift, shifted, index = saved[:6]
-        scale, offset, mean, inverse = saved[6:]
-        if torch.is_grad_enabled():  # a derivative of this derivative is wanted
-            inputs = (x, bn_weight, bn_bias, shift)
-            out = _definition(ctx, *inputs, shifted, index, mean, inverse)
-            grads = differentiable_grads(out, inputs, ctx.needs_input_grad[:4], grad)
-            return (*grads, None, None, None)
-        grad = grad.contiguous(memory_format=memory_format(x))
-        grad_x = torch.empty_like(x)
-        grad_shift = None if shift is None else torch.empty_like(shift)
-        sums = None if scale is None else x.new_empty(x.shape[1], 2)
-        shape = _describe(x, index, shift, shifted)
-        _call("select_backward", shape, x, scale, offset, mean, grad, grad_x, sums, grad_shift)
-        grad_weight = grad_bias = None
-        if sums is not None:
-            grad_bias, grad_weight = sums[:, 0], sums[:, 1] * inverse
-            lift = tilt = torch.zeros_like(scale)
-            if ctx.is_batch:  # the batch's own statistics depend on x as well
-                count = x.numel() // x.shape[1]
-                lift, tilt = grad_bias / count, grad_weight * inverse / count
-            _call("norm_backward", shape, x, scale, mean, lift, tilt, grad_x)
-        return grad_x, grad_weight, grad_bias, grad_shift, None, None, None
+def _affine(
+    bn_weight: Tensor, bn_bias: Tensor, mean: Tensor, inverse: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the scale and the offset, (C,) each, that batch norm amounts to."""
+    scale = bn_weight * inverse
+    return scale, torch.addcmul(bn_bias, mean, scale, value=-1)
 
 
-def _definition(
-    ctx: Any,
+def _differentiate(
+    batch_eps: float | None,
+    grad: Tensor,
+    needed: Sequence[bool],
     x: Tensor,
-    bn_weight: Tensor | None,
-    bn_bias: Tensor | None,
+    index: Tensor,
     shift: Tensor | None,
     shifted: Tensor | None,
+    *norm: Tensor,
+) -> Grads:
+    grad = grad.contiguous(memory_format=memory_format(x))
+    grad_x = torch.empty_like(x)
+    grad_shift = None if shift is None else torch.empty_like(shift)
+    shape = _describe(x, index, shift, shifted)
+    if not norm:
+        _call("select_backward", shape, x, None, None, None, grad, grad_x, None, grad_shift)
+        return grad_x, None, grad_shift
+    scale, offset = _affine(*norm)
+    *_, mean, inverse = norm
+    sums = x.new_empty(x.shape[1], 2)
+    _call("select_backward", shape, x, scale, offset, mean, grad, grad_x, sums, grad_shift)
+    grad_bias, grad_weight = sums[:, 0], sums[:, 1] * inverse
+    lift = tilt = torch.zeros_like(scale)
+    if batch_eps is not None:  # the batch's own statistics depend on x as well
+        count = x.numel() // x.shape[1]
+        lift, tilt = grad_bias / count, grad_weight * inverse / count
+    _call("norm_backward", shape, x, scale, mean, lift, tilt, grad_x)
+    return grad_x, None, grad_shift, None, grad_weight, grad_bias
+
+
+def _define(
+    batch_eps: float | None,
+    x: Tensor,
     index: Tensor,
-    mean: Tensor | None,
-    inverse: Tensor | None,
+    shift: Tensor | None,
+    shifted: Tensor | None,
+    *norm: Tensor,
 ) -> Tensor:
-    """The same in torch's operations, which can be differentiated again."""
-    if mean is not None and inverse is not None:
-        if ctx.is_batch:
-            x = F.batch_norm(x, None, None, bn_weight, bn_bias, training=True, eps=ctx.eps)
+    if norm:
+        bn_weight, bn_bias, mean, inverse = norm
+        if batch_eps is None:
+            x = F.batch_norm(x, mean, inverse.pow(-2), bn_weight, bn_bias, eps=0.0)
         else:
-            var = inverse.pow(-2) - ctx.eps
-            x = F.batch_norm(x, mean, var, bn_weight, bn_bias, eps=ctx.eps)
+            x = F.batch_norm(x, None, None, bn_weight, bn_bias, training=True, eps=batch_eps)
         x = F.relu(x)
-    return define(x, index, shift, shifted)
+    return reroute_by_definition(x, index, shift, shifted)
 
 
 @torch.no_grad()

@@ -1,8 +1,8 @@
-"""What a kernel is, when none may run, and how its derivative is differentiated again."""
+"""What a kernel is, and how autograd sees it: one operation with a hand-written backward."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 Reroute = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 NormReroute = Callable[[_BatchNorm, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+Grads = tuple[Tensor | None, ...]
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Kernel:
     """A fast path of SelectChannel.
 
     Attributes:
-        can_run: whether it serves an input (N, C, ...) that `may_run` accepts.
+        can_run: whether it serves an input (N, C, ...), a plain tensor with values.
         find_obstacle: why it cannot serve a device, in a few words; "": it is meant for other
             devices; None: it serves it.
         describe: names the kernel, for people.
@@ -38,70 +39,47 @@ class Kernel:
     moments: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
 
 
-_is_simple = False
+class Operation(NamedTuple):
+    """What `Differentiable` runs, on tensors of which some may be None.
 
-
-@contextmanager
-def simple_path() -> Iterator[None]:
-    """Compute by the definition, without kernels, for as long as the block lasts.
-
-    Example:
-        >>> with simple_path():
-        ...     is_simple()
-        True
+    Attributes:
+        run: computes the output.
+        differentiate: computes, from the output's gradient, whether each tensor's gradient is
+            needed, and the tensors, the gradients of the first few of them.
+        define: computes the output in torch's operations.
     """
-    global _is_simple
-    before, _is_simple = _is_simple, True
-    try:
-        yield
-    finally:
-        _is_simple = before
+
+    run: Callable[..., Tensor]
+    differentiate: Callable[..., Grads]
+    define: Callable[..., Tensor]
 
 
-def is_simple() -> bool:
-    """Return whether a `simple_path` block is running."""
-    return _is_simple
+class _Differentiable(torch.autograd.Function):
+    """An operation of a kernel. Second derivatives are those of the definition."""
+
+    @staticmethod
+    def forward(ctx: Any, operation: Operation, *tensors: Tensor | None) -> Tensor:
+        ctx.operation = operation
+        ctx.save_for_backward(*tensors)
+        return operation.run(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Grads:
+        tensors = ctx.saved_tensors  # read once: checkpointing unpacks a tensor only once
+        needed = ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled():  # a derivative of this derivative is wanted
+            wanted = [x for x, is_needed in zip(tensors, needed, strict=True) if is_needed]
+            out = ctx.operation.define(*tensors)
+            found = iter(
+                torch.autograd.grad(
+                    out, wanted, grad, create_graph=True, allow_unused=True, materialize_grads=True
+                )
+            )
+            return None, *(next(found) if is_needed else None for is_needed in needed)
+        grads = ctx.operation.differentiate(grad, needed, *tensors)
+        return None, *grads, *[None] * (len(tensors) - len(grads))
 
 
-def is_watched() -> bool:
-    """Return whether someone must see torch's individual operations, which a kernel would hide.
-
-    Compilers, tracers, dispatch modes, functorch and forward-mode derivatives do.
-    """
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._is_tracing()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._are_functorch_transforms_active()
-        or torch.autograd.forward_ad._current_level >= 0
-    )
-
-
-def may_run(x: Tensor) -> bool:
-    """Return whether any kernel may run on `x`, which must be a plain tensor with values."""
-    return (
-        type(x) in (Tensor, torch.nn.Parameter)
-        and not _is_simple
-        and not is_watched()
-        and x.numel() > 0
-    )
-
-
-def differentiable_grads(
-    out: Tensor, inputs: Sequence[Tensor | None], needed: Sequence[bool], grad: Tensor
-) -> list[Tensor | None]:
-    """Return the gradients of `out`, the definition's output, which can be differentiated again.
-
-    Args:
-        out: computed from the inputs in torch's operations.
-        inputs: those that have a derivative.
-        needed: whether each input's gradient is wanted; None is returned for the others.
-        grad: the gradient of `out`.
-    """
-    wanted = [x for x, is_needed in zip(inputs, needed, strict=True) if is_needed and x is not None]
-    grads = iter(
-        torch.autograd.grad(
-            out, wanted, grad, create_graph=True, allow_unused=True, materialize_grads=True
-        )
-    )
-    return [next(grads) if is_needed else None for is_needed in needed]
+def differentiable(operation: Operation, *tensors: Tensor | None) -> Tensor:
+    """Run an operation so that autograd sees it."""
+    return _Differentiable.apply(operation, *tensors)  # type: ignore[no-any-return, no-untyped-call]

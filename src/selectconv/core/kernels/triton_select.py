@@ -4,19 +4,24 @@ Autograd sees one operation with a hand-written backward: no scatter, no atomics
 Triton is not a dependency: it comes with torch's CUDA builds, and is imported when first asked for.
 """
 
+# mypy: disable-error-code="name-defined"
+# (`_kernels` defines the names that kernels use.)
+
 import functools
 import importlib
 import os
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, no_type_check
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from selectconv.checks import warn
-from selectconv.core.kernels.kernel import Kernel, differentiable_grads
+from selectconv.core.kernels.kernel import Grads, Kernel, Operation, differentiable
 from selectconv.core.shift import memory_format
-from selectconv.core.shift import reroute as define
+from selectconv.core.shift import reroute as reroute_by_definition
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _TILE = 1024  # elements that a program holds
@@ -24,16 +29,6 @@ _CHANNELS = 32  # of them, in channels last: neighbours in memory
 _ELEMENTS_PER_WARP = 256
 # Triton's own switch: kernels then run in Python, on tensors of the CPU too. For tests.
 _IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-# Triton and the functions that kernels call. Triton looks up the names in a kernel among the
-# module's globals, not in an enclosing function: `_kernels` sets them.
-tl: Any
-find_tile: Any
-split_offset: Any
-read_shift: Any
-tap: Any
-mix: Any
-shift_plane: Any
-store: Any
 
 
 def can_run(x: Tensor) -> bool:
@@ -76,7 +71,7 @@ def _equals_definition(device: torch.device) -> bool:
     shift = torch.tensor([[0.0, 0.0], [0.5, -1.25], [-2.0, 0.75]], device=device)
     shifted = torch.tensor([False, True, True], device=device)
     results = []
-    for run in (reroute, define):
+    for run in (reroute, reroute_by_definition):
         leaves = [tensor.clone().requires_grad_() for tensor in (x, shift)]
         out = run(leaves[0], index, leaves[1], shifted)
         results.append([out, *torch.autograd.grad((out * out).sum(), leaves)])
@@ -89,44 +84,45 @@ def _equals_definition(device: torch.device) -> bool:
 
 def reroute(x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | None) -> Tensor:
     """Compute `core.shift.reroute(x, index, shift, shifted)`, in float32."""
+    if x.ndim == 3:  # a map of one row, which no shift leaves
+        shift = None if shift is None else F.pad(shift, (1, 0))
+        return reroute(x[:, :, None], index, shift, shifted).squeeze(2)
     if shift is None or shifted is None:
-        return _Reroute.apply(x, None, index.contiguous(), None)  # type: ignore[no-any-return, no-untyped-call]
-    allocation = (shift.contiguous(), index.contiguous(), shifted.contiguous())
-    return _Reroute.apply(x, *allocation)  # type: ignore[no-any-return, no-untyped-call]
+        shift = shifted = None
+    else:
+        shift, shifted = shift.contiguous(), shifted.contiguous()
+    operation = Operation(_select, _differentiate, reroute_by_definition)
+    return differentiable(operation, x, index.contiguous(), shift, shifted)
 
 
-class _Reroute(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, shift: Tensor | None, index: Tensor, shifted: Tensor | None
-    ) -> Tensor:
-        ctx.save_for_backward(x, shift, index, shifted)
-        shape = (x.shape[0], len(index), *x.shape[2:])
-        out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
-        _launch(_kernels().forward, out, (x, index, shift, shifted, out), x, out)
-        return out
+def _select(x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | None) -> Tensor:
+    shape = (x.shape[0], len(index), *x.shape[2:])
+    out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
+    _launch(_kernels().forward, out, (x, index, shift, shifted, out), x, out)
+    return out
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, shift, index, shifted = ctx.saved_tensors
-        needs_x, needs_shift = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
-        if torch.is_grad_enabled():  # a derivative of this derivative is wanted
-            out = define(x, index, shift, shifted)
-            grads = differentiable_grads(out, (x, shift), (needs_x, needs_shift), grad)
-            return (*grads, None, None)
-        grad_x = grad_shift = None
-        if needs_x:
-            grad_x = torch.empty_like(x)
-            read, readers = torch.sort(index, stable=True)
-            first = torch.searchsorted(read, torch.arange(x.shape[1] + 1, device=x.device))
-            tensors = (grad, readers, first, shift, shifted, grad_x)
-            _launch(_kernels().backward_x, grad_x, tensors, grad, grad_x)
-        if needs_shift:
-            parts = torch.empty((len(x), *shift.shape), dtype=torch.float32, device=x.device)
-            tensors = (x, grad, index, shift, shifted, parts)
-            _launch(_kernels().backward_shift, grad, tensors, x, grad, whole_planes=True)
-            grad_shift = parts.sum(0)
-        return grad_x, grad_shift, None, None
+
+def _differentiate(
+    grad: Tensor,
+    needed: Sequence[bool],
+    x: Tensor,
+    index: Tensor,
+    shift: Tensor | None,
+    shifted: Tensor | None,
+) -> Grads:
+    grad_x = grad_shift = None
+    if needed[0]:
+        grad_x = torch.empty_like(x)
+        read, readers = torch.sort(index, stable=True)
+        first = torch.searchsorted(read, torch.arange(x.shape[1] + 1, device=x.device))
+        tensors = (grad, readers, first, shift, shifted, grad_x)
+        _launch(_kernels().backward_x, grad_x, tensors, grad, grad_x)
+    if shift is not None and needed[2]:
+        parts = torch.empty((len(x), *shift.shape), dtype=torch.float32, device=x.device)
+        whole = (x, grad, index, shift, shifted, parts)
+        _launch(_kernels().backward_shift, grad, whole, x, grad, whole_planes=True)
+        grad_shift = parts.sum(0)
+    return grad_x, None, grad_shift
 
 
 def _launch(
@@ -137,8 +133,7 @@ def _launch(
     whole_planes: bool = False,
 ) -> None:
     """Run a kernel over tiles of `tiled`: a pixel block of some channels of an image each."""
-    images, channels = tiled.shape[:2]
-    height, width = _plane(tiled)
+    images, channels, height, width = tiled.shape
     channel_block = 1
     if memory_format(tiled) == torch.channels_last:
         channel_block = min(_CHANNELS, _next_power(channels))
@@ -148,28 +143,19 @@ def _launch(
         tiles *= -(-(height * width) // pixel_block)
     if tiles == 0:
         return
-    shift = tensors[-3]
     with torch.cuda.device_of(tiled):
         kernel[(tiles,)](
             *tensors,
             channels,
             height,
             width,
-            *(step for tensor in strided for step in _strides(tensor)),
-            AXES=0 if shift is None else shift.shape[1],
+            *(step for tensor in strided for step in tensor.stride()),
+            HAS_SHIFT=tensors[-3] is not None,  # before `shifted` and what is written
             PIXELS=pixel_block,
             CHANNELS=channel_block,
             num_warps=max(1, pixel_block * channel_block // _ELEMENTS_PER_WARP),
             enable_fp_fusion=False,  # the definition rounds products before it adds them
         )
-
-
-def _plane(x: Tensor) -> tuple[int, int]:
-    return (1, x.shape[2]) if x.ndim == 3 else (x.shape[2], x.shape[3])
-
-
-def _strides(x: Tensor) -> tuple[int, ...]:
-    return (*x.stride()[:2], 0, x.stride(2)) if x.ndim == 3 else x.stride()
 
 
 def _next_power(count: int) -> int:
@@ -179,6 +165,7 @@ def _next_power(count: int) -> int:
 @functools.cache
 @no_type_check  # what is below is Triton's language, not Python's
 def _kernels() -> SimpleNamespace:
+    # Triton looks up the names in a kernel among the module's globals, not in this function.
     global tl, find_tile, split_offset, read_shift, tap, mix, shift_plane, store
     triton = importlib.import_module("triton")
     tl = importlib.import_module("triton.language")
@@ -205,15 +192,14 @@ def _kernels() -> SimpleNamespace:
         return tl.where(whole == whole, whole, 0.0).to(tl.int32), b - whole  # NaN: the fraction
 
     @triton.jit
-    def read_shift(shift, shifted, slot, there, height, width, AXES: tl.constexpr):
-        if AXES == 0:
+    def read_shift(shift, shifted, slot, there, height, width, HAS_SHIFT: tl.constexpr):
+        if HAS_SHIFT:
+            is_shifted = tl.load(shifted + slot, mask=there, other=0) != 0
+            down, far_down = split_offset(shift + slot * 2, height, is_shifted)
+            right, far_right = split_offset(shift + slot * 2 + 1, width, is_shifted)
+        else:
             is_shifted = there & (slot < 0)
             down, far_down, right, far_right = 0, 0.0, 0, 0.0
-        else:
-            is_shifted = tl.load(shifted + slot, mask=there, other=0) != 0
-            has_rows = is_shifted & (AXES == 2)
-            down, far_down = split_offset(shift + slot * AXES, height, has_rows)
-            right, far_right = split_offset(shift + slot * AXES + (AXES - 1), width, is_shifted)
         return is_shifted, down, far_down, right, far_right
 
     @triton.jit
@@ -253,11 +239,11 @@ def _kernels() -> SimpleNamespace:
     def forward(
         x, index, shift, shifted, out, slots, height, width,
         x_n, x_c, x_h, x_w, out_n, out_c, out_h, out_w,
-        AXES: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+        HAS_SHIFT: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
         image, slot, pixel = find_tile(slots, height * width, PIXELS, CHANNELS)
         is_shifted, down, far_down, right, far_right = read_shift(
-            shift, shifted, slot, slot < slots, height, width, AXES
+            shift, shifted, slot, slot < slots, height, width, HAS_SHIFT
         )
         plane = x + image * x_n + tl.load(index + slot, mask=slot < slots, other=0) * x_c
         there = (slot < slots) & (pixel < height * width)
@@ -271,7 +257,7 @@ def _kernels() -> SimpleNamespace:
     def backward_x(
         grad, readers, first, shift, shifted, grad_x, channels, height, width,
         grad_n, grad_c, grad_h, grad_w, x_n, x_c, x_h, x_w,
-        AXES: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+        HAS_SHIFT: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
         image, channel, pixel = find_tile(channels, height * width, PIXELS, CHANNELS)
         there = (channel < channels) & (pixel < height * width)
@@ -282,7 +268,7 @@ def _kernels() -> SimpleNamespace:
             is_read = turn < count
             slot = tl.load(readers + begin + turn, mask=is_read, other=0)
             is_shifted, down, far_down, right, far_right = read_shift(
-                shift, shifted, slot, is_read, height, width, AXES
+                shift, shifted, slot, is_read, height, width, HAS_SHIFT
             )
             total += shift_plane(
                 grad + image * grad_n + slot * grad_c, pixel, height, width, grad_h, grad_w,
@@ -294,11 +280,11 @@ def _kernels() -> SimpleNamespace:
     def backward_shift(
         x, grad, index, shift, shifted, parts, slots, height, width,
         x_n, x_c, x_h, x_w, grad_n, grad_c, grad_h, grad_w,
-        AXES: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+        HAS_SHIFT: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
         image, slot, start = find_tile(slots, PIXELS, PIXELS, CHANNELS)
         is_shifted, down, far_down, right, far_right = read_shift(
-            shift, shifted, slot, slot < slots, height, width, AXES
+            shift, shifted, slot, slot < slots, height, width, HAS_SHIFT
         )
         plane = x + image * x_n + tl.load(index + slot, mask=slot < slots, other=0) * x_c
         grad_plane = grad + image * grad_n + slot.to(tl.int64) * grad_c
@@ -315,10 +301,9 @@ def _kernels() -> SimpleNamespace:
             across = tap(plane, y + 1, x_ + 1, height, width, x_h, x_w, is_shifted)
             by_row += g * mix(below - own, across - beside, far_right)
             by_column += g * (mix(beside, across, far_down) - mix(own, below, far_down))
-        at = parts + (image * slots + slot) * AXES
-        if AXES == 2:
-            tl.store(at, tl.sum(by_row, axis=0)[None, :], mask=slot < slots)
-        tl.store(at + (AXES - 1), tl.sum(by_column, axis=0)[None, :], mask=slot < slots)
+        at = parts + (image * slots + slot) * 2
+        tl.store(at, tl.sum(by_row, axis=0)[None, :], mask=slot < slots)
+        tl.store(at + 1, tl.sum(by_column, axis=0)[None, :], mask=slot < slots)
 
     return SimpleNamespace(forward=forward, backward_x=backward_x, backward_shift=backward_shift)
 

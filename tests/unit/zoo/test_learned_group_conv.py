@@ -23,16 +23,20 @@ def small_net(**more):
     return sc.create_model("condensenet182", condense_factor=4, **SMALL, **more)
 
 
+def learned(inputs, outputs, factor, num_groups=4):
+    conv = nn.Conv2d(inputs, outputs, 1, bias=False)
+    return LearnedGroupConv2d.from_conv(conv, num_groups, factor)
+
+
 def naive_reads(weight, num_groups, kept):
     """Which inputs each group keeps if it keeps those of the largest L1 norm: plain loops."""
     outputs, inputs = weight.shape[:2]
     reads = []
     for group in range(num_groups):
-        norms = []
-        for i in range(inputs):
-            norms.append(
-                sum(abs(float(weight[j, i].detach())) for j in range(group, outputs, num_groups))
-            )
+        norms = [
+            sum(abs(float(weight[j, i].detach())) for j in range(group, outputs, num_groups))
+            for i in range(inputs)
+        ]
         best = sorted(range(inputs), key=lambda i: -norms[i])[:kept]
         reads.append([i in best for i in range(inputs)])
     return torch.tensor(reads)
@@ -61,7 +65,7 @@ def test_a_fresh_layer_is_the_dense_conv():
 
 
 def test_each_stage_drops_what_each_group_uses_least():
-    layer = LearnedGroupConv2d.from_conv(nn.Conv2d(12, 6, 1, bias=False), 3, 4)
+    layer = learned(12, 6, 4, num_groups=3)
     with torch.no_grad():
         layer.weight.copy_(torch.randn_like(layer.weight))
     for stage, kept in ((0, 12), (1, 9), (2, 6), (3, 3)):
@@ -74,7 +78,7 @@ def test_each_stage_drops_what_each_group_uses_least():
 
 
 def test_what_was_dropped_stays_dropped():
-    layer = LearnedGroupConv2d.from_conv(nn.Conv2d(8, 4, 1, bias=False), 2, 4)
+    layer = learned(8, 4, 4, num_groups=2)
     layer.condense(1)
     gone = ~layer.reads
     with torch.no_grad():  # momentum and decay go on behind the mask
@@ -87,8 +91,7 @@ def test_what_was_dropped_stays_dropped():
 @pytest.mark.parametrize("stage", [0, 1, 3])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_the_condensed_conv_computes_the_same(stage, layout):
-    layer = LearnedGroupConv2d.from_conv(nn.Conv2d(8, 12, 1, bias=False), 4, 4)
-    layer = layer.to(memory_format=layout)
+    layer = learned(8, 12, 4).to(memory_format=layout)
     layer.condense(stage)
     x = torch.randn(3, 8, 5, 4).contiguous(memory_format=layout)
     condensed = CondensedConv2d(layer)
@@ -192,25 +195,26 @@ def test_dropped_inputs_get_no_gradient():
 
 
 @pytest.mark.parametrize(
-    ("conv", "factor", "error", "message"),
+    ("call", "error", "message"),
     [
-        (nn.Conv2d(8, 6, 1, bias=False), 4, ValueError, "`num_groups` 4 must divide the 6"),
-        (nn.Conv2d(9, 8, 1, bias=False), 4, ValueError, "`condense_factor` 4 the 9 inputs"),
-        (nn.Conv2d(8, 8, 1, bias=False), 2.5, TypeError, "`condense_factor` must be an int"),
-        (nn.Conv2d(8, 8, 1, bias=False), 0, ValueError, "`condense_factor` must be at least 1"),
+        (lambda: learned(8, 6, 4), ValueError, "`num_groups` 4 must divide the 6"),
+        (lambda: learned(9, 8, 4), ValueError, "`condense_factor` 4 the 9 inputs"),
+        (lambda: learned(8, 8, 2.5), TypeError, "`condense_factor` must be an int"),
+        (lambda: learned(8, 8, 0), ValueError, "`condense_factor` must be at least 1"),
+        (lambda: Condenser(nn.Linear(2, 2), total_epochs=3), ValueError, "no learned group convs"),
+        (lambda: small_net(selective=True), ValueError, "cannot be combined"),
+        (
+            lambda: sc.create_model("densenet40", condense_factor=4),
+            TypeError,
+            "`densenet40` has no argument 'condense_factor'",
+        ),
+        (
+            lambda: Condenser(small_net(), total_epochs=3, group_lasso=-1.0),
+            ValueError,
+            "`group_lasso` must be a finite",
+        ),
     ],
 )
-def test_sizes_that_are_refused(conv, factor, error, message):
+def test_what_is_refused(call, error, message):
     with pytest.raises(error, match=message):
-        LearnedGroupConv2d.from_conv(conv, 4, factor)
-
-
-def test_models_that_are_refused():
-    with pytest.raises(ValueError, match="no learned group convs: build it with"):
-        Condenser(nn.Linear(2, 2), total_epochs=3)
-    with pytest.raises(ValueError, match="cannot be combined"):
-        small_net(selective=True)
-    with pytest.raises(TypeError, match="`densenet40` has no argument 'condense_factor'"):
-        sc.create_model("densenet40", condense_factor=4)
-    with pytest.raises(ValueError, match="`group_lasso` must be a finite"):
-        Condenser(small_net(), total_epochs=3, group_lasso=-1.0)
+        call()

@@ -113,27 +113,22 @@ def test_errors_are_also_builtins(error, builtin):
     assert not issubclass(sc.SelectConvError, builtin)
 
 
-def command(kind):
-    if kind == "module":
-        return [sys.executable, "-m", "selectconv"]
-    script = shutil.which("selectconv", path=str(Path(sys.executable).parent))
-    if script is None:
-        pytest.skip("the `selectconv` command is not installed beside this interpreter")
-    return [script]
+def run_command(*words):
+    return subprocess.run(words, capture_output=True, text=True, timeout=100)
 
 
 @pytest.mark.parametrize("kind", ["module", "script"])
 def test_command_prints_its_version(kind):
-    done = subprocess.run(
-        [*command(kind), "--version"], capture_output=True, text=True, timeout=100
-    )
+    script = shutil.which("selectconv", path=str(Path(sys.executable).parent))
+    if kind == "script" and script is None:
+        pytest.skip("the `selectconv` command is not installed beside this interpreter")
+    command = [script] if kind == "script" else [sys.executable, "-m", "selectconv"]
+    done = run_command(*command, "--version")
     assert (done.returncode, done.stdout.strip()) == (0, f"selectconv {sc.__version__}")
 
 
 def test_command_refuses_unknown_arguments():
-    done = subprocess.run(
-        [*command("module"), "--nonsense"], capture_output=True, text=True, timeout=100
-    )
+    done = run_command(sys.executable, "-m", "selectconv", "--nonsense")
     assert done.returncode == 2
     assert "--nonsense" in done.stderr
     assert "Traceback" not in done.stderr

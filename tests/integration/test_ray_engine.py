@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from selectconv.errors import RunError, UsageError
+from selectconv.errors import RunError
 from selectconv.lab.reproduce.grid import PlannedRun
 from selectconv.lab.reproduce.ray_engine import run_ray
 from selectconv.lab.train.run_folder import METRICS, RunFolder
@@ -77,12 +77,6 @@ def test_a_killed_worker_is_replaced_and_its_run_resumed(tmp_path):
     assert [row["epoch"] for row in rows] == list(range(EPOCHS))
     # It was announced twice: started, and resumed by another worker.
     assert (tmp_path / "logs" / "long.txt").read_text().count("takes") == 2
-
-
-def test_without_ray_the_extra_is_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match=r"pip install 'selectconv\[ray\]'"):
-        run_ray([], tmp_path, 1, lambda name, problem: None)
 
 
 class FakeRay:

@@ -29,7 +29,6 @@ class Browser:
             os.dup2(far_read, 3)
             os.dup2(far_write, 4)
 
-        assert CHROMIUM is not None
         self.process = subprocess.Popen(
             [
                 CHROMIUM,
@@ -94,7 +93,7 @@ class Browser:
         )
         self.events.clear()
         self.call("Page.navigate", url=url)
-        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+        while not self.heard("Page.loadEventFired"):
             self.events.append(self._read())
 
     def evaluate(self, expression: str) -> object:
@@ -103,23 +102,17 @@ class Browser:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
-    def errors(self) -> list[str]:
+    def heard(self, *methods: str) -> list[dict]:
+        """Return what the browser told of some kinds of events since the page was opened."""
+        return [event["params"] for event in self.events if event.get("method") in methods]
+
+    def errors(self) -> list[dict]:
         """Return what went wrong in the page: exceptions, and errors in its log."""
-        found = []
-        for event in self.events:
-            if event.get("method") == "Runtime.exceptionThrown":
-                found.append(json.dumps(event["params"]["exceptionDetails"]))
-            if event.get("method") == "Log.entryAdded":
-                found.append(json.dumps(event["params"]["entry"]))
-        return found
+        return self.heard("Runtime.exceptionThrown", "Log.entryAdded")
 
     def requests(self) -> list[str]:
         """Return the addresses that the page asked for."""
-        return [
-            event["params"]["request"]["url"]
-            for event in self.events
-            if event.get("method") == "Network.requestWillBeSent"
-        ]
+        return [event["request"]["url"] for event in self.heard("Network.requestWillBeSent")]
 
     def screenshot(self, path: Path) -> bytes:
         """Take a picture of the whole page."""

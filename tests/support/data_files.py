@@ -93,18 +93,14 @@ def write_jpeg(path: Path, grey: int, *, size=(64, 64), mode="RGB") -> None:
     Image.new(mode, size, colour).save(path, format="JPEG", quality=95)
 
 
-def write_tiny_imagenet(folder: Path, *, per_class=2) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the greys of the training images by name, and those of the validation images."""
-    train, val, grey = {}, {}, 0
+def write_tiny_imagenet(folder: Path) -> None:
+    """Two images per class, then four for validation, each 10 lighter than the one before."""
+    grey = 0
     for name in TINY_CLASSES:
-        for number in range(per_class):
+        for number, mode in enumerate(("RGB", "L")):  # some of the real ones are grey-scale files
             grey += 10
-            file = f"{name}_{number}.JPEG"
-            # Some of the real ones are grey-scale files.
-            write_jpeg(
-                folder / "train" / name / "images" / file, grey, mode="L" if number else "RGB"
-            )
-            train[file] = grey
+            path = folder / "train" / name / "images" / f"{name}_{number}.JPEG"
+            write_jpeg(path, grey, mode=mode)
         (folder / "train" / name / f"{name}_boxes.txt").write_text("x\t0\t0\t1\t1\n")
     lines = []
     # Neither in the order of the names nor in that of the classes.
@@ -112,35 +108,28 @@ def write_tiny_imagenet(folder: Path, *, per_class=2) -> tuple[dict[str, int], d
         grey += 10
         file = f"val_{number}.JPEG"
         write_jpeg(folder / "val" / "images" / file, grey)
-        val[file] = grey
         lines.append(f"{file}\t{name}\t0\t0\t63\t63\n")
     (folder / "val" / "val_annotations.txt").write_text("".join(lines))
     (folder / "wnids.txt").write_text("".join(f"{name}\n" for name in TINY_CLASSES))
-    return train, val
 
 
-def write_image_folder(folder: Path, *, per_class=3, size=(80, 60)) -> None:
-    for part, count in (("train", per_class), ("val", 1)):
+def write_image_folder(folder: Path) -> None:
+    for part, count in (("train", 3), ("val", 1)):
         for label, name in enumerate(("n01", "n02")):
             for number in range(count):
                 grey = 40 * number + 100 * label + (20 if part == "val" else 0)
-                write_jpeg(folder / part / name / f"{name}_{number}.JPEG", grey, size=size)
+                write_jpeg(folder / part / name / f"{name}_{number}.JPEG", grey, size=(80, 60))
 
 
-def write_tar(path: Path, members, *, mode="w:gz") -> None:
-    """`members`: (name, content) or a whole TarInfo, with its content or None."""
-    with tarfile.open(path, mode) as archive:
-        for member, content in members:
-            info = member if isinstance(member, tarfile.TarInfo) else tarfile.TarInfo(member)
-            if content is not None and not isinstance(member, tarfile.TarInfo):
-                info.size = len(content)
-            archive.addfile(info, None if content is None else io.BytesIO(content))
-
-
-def tar_member(name: str, kind: bytes, link: str = "") -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, link
-    return info
+def write_tar(path: Path, members, kind=tarfile.REGTYPE, link="") -> None:
+    """`members`: (name, content); those without content are of a kind, such as a link."""
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            if not content:
+                info.type, info.linkname = kind, link
+            archive.addfile(info, io.BytesIO(content))
 
 
 def write_zip(path: Path, members) -> None:

@@ -9,6 +9,7 @@ is written but not renamed yet).
 import argparse
 import functools
 import hashlib
+import itertools
 import os
 import signal
 import sys
@@ -40,28 +41,19 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def count_down(number: int):
-    """Return a function that tells when it is called for the N-th time."""
-    left = [number]
-
-    def is_now() -> bool:
-        left[0] -= 1
-        return left[0] == 0
-
-    return is_now
-
-
 def arrange_death(kind: str, number: int) -> None:
     """Replace the place that is to fail by one that dies."""
-    is_now = count_down(number)
+    calls = itertools.count(1)
     if kind == "step":
         step = torch.optim.SGD.step
-        torch.optim.SGD.step = lambda self, *rest: die() if is_now() else step(self, *rest)
+        torch.optim.SGD.step = lambda self, *rest: (
+            die() if next(calls) == number else step(self, *rest)
+        )
         return
     replace = os.replace
 
     def replace_or_die(source, target):
-        if Path(target).name == kind and is_now():
+        if Path(target).name == kind and next(calls) == number:
             die()
         replace(source, target)
 

@@ -1,6 +1,7 @@
 """Every check accepts what it should, and refuses the rest with the value in the message."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from selectconv.core.tensors import check_tensor
 
 NUMBERS = [np.float32(0.5), np.int64(1), np.array(0.5), torch.tensor(0.5), torch.tensor(1)]
 NAN, INF = float("nan"), float("inf")
+AT_LEAST_2 = partial(checks.check_count, minimum=2)
+MODE = partial(checks.check_choice, choices=("select", "zero"))
 
 
 @pytest.mark.parametrize(
@@ -23,6 +26,8 @@ NAN, INF = float("nan"), float("inf")
         (checks.check_non_negative, [0, 0.0, 3, 1e30, *NUMBERS], float),
         (checks.check_seed, [0, (1 << 63) - 1, np.int64(3)], int),
         (checks.check_flag, [True, False], bool),
+        (AT_LEAST_2, [2, 10**9, np.int64(3), np.uint8(3), torch.tensor(3)], int),
+        (MODE, ["select"], str),
     ],
 )
 def test_values_are_accepted_and_returned_plain(check, values, kind):
@@ -50,6 +55,8 @@ FINITE = "a finite number of at least 0"
         (checks.check_flag, [1, "yes", None, torch.zeros(0)], TypeError, "True or False"),
         (checks.check_callable, ["3", None], TypeError, "a function"),
         (checks.check_path, ["", "a\0b"], ValueError, "a path"),
+        (AT_LEAST_2, [1, 0, -5], ValueError, "at least 2"),
+        (AT_LEAST_2, [True, 3.0, "3", None], TypeError, "an integer of at least 2"),
     ],
 )
 def test_values_are_refused_and_named(check, values, error, accepted):
@@ -67,35 +74,13 @@ def test_truth_is_no_number():
             checks.check_count("top_k", value, 0)
 
 
-@pytest.mark.parametrize("value", [2, 10**9, np.int64(3), np.uint8(3), torch.tensor(3)])
-def test_count_accepts(value):
-    result = checks.check_count("top_k", value, 2)
-    assert result == value
-    assert type(result) is int
-
-
-@pytest.mark.parametrize(
-    ("values", "error", "accepted"),
-    [
-        ([1, 0, -5], ValueError, "at least 2"),
-        ([True, 3.0, "3", None], TypeError, "an integer of at least 2"),
-    ],
-)
-def test_count_refuses(values, error, accepted):
-    for value in values:
-        with pytest.raises(error, match=f"`top_k` must be {accepted}, got {value!r}"):
-            checks.check_count("top_k", value, 2)
-
-
 def test_choice():
-    modes = ("select", "zero")
-    assert checks.check_choice("mode", "select", modes) == "select"
     with pytest.raises(ValueError, match=r"got 'selct'\. Did you mean 'select'\?"):
-        checks.check_choice("mode", "selct", modes)
+        MODE("mode", "selct")
     for value in ("qqq", None, 3, [], {}):
         message = f"`mode` must be one of select, zero; got {value!r}."
         with pytest.raises(ValueError, match=f"{re.escape(message)}$"):
-            checks.check_choice("mode", value, modes)
+            MODE("mode", value)
 
 
 def test_path():

@@ -21,7 +21,7 @@ from selectconv.graph.dataflow import Dataflow, Kind, Operation, trace_dataflow
 from selectconv.graph.example import evaluating
 from selectconv.graph.operations import Family, argument, find_row
 
-_AVERAGES = (Family.AVERAGE_POOL, Family.ADAPTIVE_AVERAGE_POOL, Family.MEAN)
+_AVERAGES = (Family.AVERAGE_POOL, Family.MEAN)
 
 
 @dataclass(frozen=True)

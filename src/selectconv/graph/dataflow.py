@@ -61,8 +61,8 @@ class Kind(Enum):
 
 _KIND_OF_OP = {"placeholder": Kind.INPUT, "output": Kind.OUTPUT, "get_attr": Kind.TENSOR}
 _CHANNELWISE = {
-    Family.ACTIVATION, Family.ARITHMETIC, Family.AVERAGE_POOL, Family.ADAPTIVE_AVERAGE_POOL,
-    Family.SPATIAL, Family.RESIZE, Family.CAST, Family.CONTIGUOUS,
+    Family.ACTIVATION, Family.ARITHMETIC, Family.AVERAGE_POOL, Family.SPATIAL, Family.RESIZE,
+    Family.CAST, Family.CONTIGUOUS,
 }  # fmt: skip
 
 
@@ -136,11 +136,11 @@ def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
         for node in graph.find_nodes(op="placeholder"):  # the graph holds for no other values
             if str(node.target).lstrip("*") not in given and not node.users:
                 graph.erase_node(node)
-        traced = fx.GraphModule(root, graph)
-        purify(traced)
-    operations = {}
-    for node in traced.graph.nodes:
-        module, macs = module_of(traced, node), node.meta.get("macs", 0)
+        purify(root, graph)
+    traced = fx.GraphModule(root, graph)
+    modules, operations = dict(traced.named_modules()), {}
+    for node in graph.nodes:
+        module, macs = module_of(modules, node), node.meta["macs"]
         operations[node] = Operation(node, classify(node, module), shape_of(node), macs, module)
     return Dataflow(traced, operations)
 
@@ -196,8 +196,6 @@ def _trace(root: nn.Module, arguments: Mapping[str, Any]) -> fx.Graph:
                     "with its closed slots masked, still works."
                 ) from error
             place = place or f"{here} depends on shapes, in {line}"
-    for node in graph.find_nodes(op="get_attr"):
-        node.meta["value"] = operator.attrgetter(str(node.target))(root)
     if tracer.fixed:
         batch = ", including its batch size" if tracer.fixed is Fixed.ALL else ""
         warn(
@@ -213,24 +211,24 @@ def classify(node: fx.Node, module: nn.Module | None) -> Kind:
         return _KIND_OF_OP[node.op]
     if _reads_sizes_only(node):
         return Kind.SHAPE
-    before, after = shape_of(argument(node)), shape_of(node)
-    family = Family.CONV if isinstance(module, SelectConvNd) else family_of(node, module)
+    before = shape_of(argument(node))
+    family = Family.LAYER if isinstance(module, SelectConvNd) else family_of(node, module)
     kind, is_plain = Kind.OTHER, True
     if family in _CHANNELWISE:
         kind, is_plain = Kind.CHANNELWISE, _is_aligned(node)
-    elif isinstance(module, _ConvNd) and family is Family.CONV:
+    elif family is Family.LAYER and isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         kind, is_plain = Kind.CONV, len(before) == len(module.kernel_size) + 2
-    elif family is Family.LINEAR:
+    elif type(module) is nn.Linear:
         kind, is_plain = Kind.LINEAR, len(before) == 2
-    elif isinstance(module, _BatchNorm) and family is Family.NORM:
+    elif family is Family.NORM and isinstance(module, _BatchNorm):
         kind, is_plain = Kind.NORM, module.track_running_stats
-    elif family is Family.MEAN:
+    elif family is Family.MEAN and len(before) > 2:
         dim = argument(node, 1, "dim")
         dims = dim if isinstance(dim, list | tuple) else (dim,)
         kind = Kind.CHANNELWISE
-        is_plain = len(before) > 2 and all(isinstance(d, int) and d % len(before) > 1 for d in dims)
+        is_plain = all(isinstance(d, int) and d % len(before) > 1 for d in dims)
     elif family is Family.CONCAT:
-        kind, is_plain = Kind.CONCAT, concatenated(node, len(after) - 2) is not None
+        kind, is_plain = Kind.CONCAT, concatenated(node, len(shape_of(node)) - 2) is not None
     elif family is Family.PAD:
         added = channel_padding(node, len(before) - 2)
         kind, is_plain = Kind.CHANNEL_PAD if added and any(added) else Kind.CHANNELWISE, bool(added)
@@ -255,24 +253,22 @@ def _is_aligned(node: fx.Node) -> bool:
 def _reads_sizes_only(node: fx.Node) -> bool:
     """Return whether a node reads sizes of a tensor, none of which is its number of channels."""
     is_attribute = node.op == "call_function" and node.target is getattr
-    name = node.args[1] if is_attribute else node.target
     if not is_attribute and node.op != "call_method":
         return False
-    if name in ("dim", "ndimension", "ndim", "dtype", "device"):
-        return True
+    name, dim = (node.args[1], None) if is_attribute else (node.target, argument(node, 1, "dim"))
+    items = [dim] if dim is not None else [
+        user.args[1] if user.target is operator.getitem else slice(None) for user in node.users
+    ]  # fmt: skip
     axes = range(len(shape_of(argument(node))))
-    if name == "size" and (dim := argument(node, 1, "dim")) is not None:
-        return _leaves_out_channels(dim, axes)
-    return name in ("shape", "size") and all(
-        user.target is operator.getitem and _leaves_out_channels(user.args[1], axes)
-        for user in node.users
+    return name in ("dim", "ndimension", "ndim", "dtype", "device") or (
+        name in ("shape", "size") and not any(_has_channels(axes, item) for item in items)
     )
 
 
-def _leaves_out_channels(item: Any, axes: range) -> bool:
-    """Return whether an item of a shape, a number or a slice, is not the number of channels."""
-    if isinstance(item, slice):
-        bounds = (item.start, item.stop, item.step)
-        is_plain = all(bound is None or isinstance(bound, int) for bound in bounds)
-        return is_plain and 1 not in axes[item]
-    return isinstance(item, int) and item % max(1, len(axes)) != 1
+def _has_channels(axes: range, item: Any) -> bool:
+    """Return whether an item of a shape, a number or a slice, may be the number of channels."""
+    try:
+        found = axes[item]
+    except TypeError:  # it is computed as the model runs
+        return True
+    return 1 in found if isinstance(found, range) else found == 1

@@ -40,10 +40,10 @@ from selectconv.graph.operations import (
     writes,
 )
 from selectconv.graph.rearrangement import is_rearrangement, moved_channels
-from selectconv.graph.tracer import Tracer, first_line, settle
+from selectconv.graph.tracer import Tracer, first_line, module_of, settle
 
 _SAME_VALUES = {Family.IDENTITY, Family.CAST, Family.CONTIGUOUS, Family.COPY}
-_SAME_MEAN = {Family.DROPOUT, Family.ADAPTIVE_AVERAGE_POOL, Family.RESIZE}
+_SAME_MEAN = {Family.DROPOUT, Family.RESIZE}
 # After these, and after modules with weights of their own, raw input is no longer raw.
 _RAW_ENDS = {Family.ACTIVATION, Family.LAYER, Family.NORM, Family.SIZE}
 _UNPADDED = (0, (0,), (0, 0), (0, 0, 0))
@@ -171,7 +171,7 @@ class _Walk:
         """
         if not isinstance(node, fx.Node) or self._is_overwritten(node):
             return None
-        module, before = self._module(node), argument(node)
+        module, before = module_of(self.modules, node), argument(node)
         family = family_of(node, module)
         if isinstance(module, _BatchNorm) and family is Family.NORM:
             return _norm_mean(module, acts)
@@ -199,12 +199,9 @@ class _Walk:
         seen.add(node)
         if node.op == "placeholder":
             return True
-        if _ends_raw(node, self._module(node)):
+        if _ends_raw(node, module_of(self.modules, node)):
             return False
         return any(self.is_raw(before, seen) for before in node.all_input_nodes)
-
-    def _module(self, node: fx.Node) -> nn.Module | None:
-        return self.modules.get(str(node.target)) if node.op == "call_module" else None
 
     def _is_overwritten(self, node: fx.Node) -> bool:
         """Return whether something off the conv's path may write into `node`."""
@@ -212,7 +209,9 @@ class _Walk:
 
     def _is_written(self, node: fx.Node) -> bool:
         """Return whether a step writes into `node`, or into a view of it."""
-        users = [(user, self._module(user)) for user in node.users if argument(user) is node]
+        users = [
+            (user, module_of(self.modules, user)) for user in node.users if argument(user) is node
+        ]
         return any(
             writes(user, module)
             or (
@@ -235,14 +234,16 @@ class _Walk:
 
     def _rearranged(self, node: fx.Node, acts: tuple[Call, ...]) -> ClosedForm | None:
         start: Any = node
-        while isinstance(start, fx.Node) and is_rearrangement(start, self._module(start)):
+        while isinstance(start, fx.Node) and is_rearrangement(
+            start, module_of(self.modules, start)
+        ):
             if self._is_overwritten(start):
                 return None
             start = argument(start)
         source = self.closed_form(start, acts)
         if source is None:
             return None
-        moved = moved_channels(start, node, source.num_channels, self.axes, self._module)
+        moved = moved_channels(start, node, source.num_channels, self.axes, self.modules)
         if moved is None or torch.equal(moved, torch.arange(source.num_channels)):
             return None if moved is None else source
         return SelectedMean(source, moved.tolist())

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,13 +24,10 @@ class Family(Enum):
     ACTIVATION = auto()  # the same function of every element, with fixed settings
     ARITHMETIC = auto()  # element by element, of one tensor or more
     AVERAGE_POOL = auto()
-    ADAPTIVE_AVERAGE_POOL = auto()
     SPATIAL = auto()  # each map by itself, in a way that changes its mean
     RESIZE = auto()  # maps become larger or smaller
     PAD = auto()  # any axes get a frame
     MEAN = auto()  # over any axes
-    CONV = auto()
-    LINEAR = auto()
     NORM = auto()  # batch norm
     LAYER = auto()  # anything else with weights, or that normalises
     CONCAT = auto()
@@ -39,8 +37,7 @@ class Family(Enum):
     CAST = auto()  # the same values in another dtype or on another device
     CONTIGUOUS = auto()  # the same values in another layout of memory
     COPY = auto()  # the same values in memory of its own
-    VIEW = auto()  # rearranges values, and may share its input's memory
-    REORDER = auto()  # rearranges values in memory of its own
+    REARRANGE = auto()  # the same values, or some of them, in another order or shape
     SIZE = auto()  # takes a shape or a type, but no values
     OTHER = auto()  # known to files only
 
@@ -54,14 +51,14 @@ class Row:
         names: of functions in torch and torch.nn.functional and of methods of tensors, all of the
             same meaning; those of Python's operators begin with "operator.".
         modules: classes of torch that compute it.
-        others: classes of other packages, as (package, name).
+        others: classes of other packages, as "package.name".
         gradient: how autograd's name for it begins; empty where pruning need not know it.
     """
 
     family: Family
     names: tuple[str, ...] = ()
     modules: tuple[type[nn.Module], ...] = ()
-    others: tuple[tuple[str, str], ...] = ()
+    others: tuple[str, ...] = ()
     gradient: str = ""
 
     @property
@@ -73,15 +70,10 @@ class Row:
 def _row(
     family: Family, names: str, *modules: type[nn.Module], others: str = "", gradient: str = ""
 ) -> Row:
-    pairs = [name.split(".") for name in others.split()]
-    named = tuple((package, name) for package, name in pairs)
-    return Row(family, tuple(names.split()), modules, named, gradient)
+    return Row(family, tuple(names.split()), modules, tuple(others.split()), gradient)
 
 
-def _activation(names: str, *modules: type[nn.Module], others: str = "", gradient: str = "") -> Row:
-    return _row(Family.ACTIVATION, names, *modules, others=others, gradient=gradient)
-
-
+_activation = partial(_row, Family.ACTIVATION)
 _ACTIVATIONS = (
     _activation("relu", nn.ReLU, gradient="ReluBackward"),
     _activation("relu6", nn.ReLU6, gradient="HardtanhBackward"),
@@ -120,7 +112,7 @@ TABLE = (
         nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, gradient="AvgPool",
     ),
     _row(
-        Family.ADAPTIVE_AVERAGE_POOL,
+        Family.AVERAGE_POOL,
         "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d",
         nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
         gradient="AdaptiveAvgPool",
@@ -142,8 +134,6 @@ TABLE = (
     ),
     _row(Family.PAD, "pad"),
     _row(Family.MEAN, "mean", gradient="MeanBackward"),
-    _row(Family.CONV, "", nn.Conv1d, nn.Conv2d, nn.Conv3d),
-    _row(Family.LINEAR, "", nn.Linear),
     _row(
         Family.NORM, "", nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
         others="timm.BatchNormAct2d timm.SyncBatchNormAct",
@@ -152,7 +142,7 @@ TABLE = (
         Family.LAYER,
         "batch_norm layer_norm group_norm instance_norm linear conv1d conv2d conv3d "
         "conv_transpose1d conv_transpose2d conv_transpose3d embedding",
-        nn.GroupNorm, nn.LayerNorm, nn.ConvTranspose2d,
+        nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.GroupNorm, nn.LayerNorm, nn.ConvTranspose2d,
     ),
     _row(Family.CONCAT, "cat concat concatenate"),
     _row(
@@ -169,13 +159,13 @@ TABLE = (
     _row(Family.CONTIGUOUS, "contiguous"),
     _row(Family.COPY, "clone"),
     _row(
-        Family.VIEW,
+        Family.REARRANGE,
         "chunk split tensor_split unbind narrow select transpose swapaxes permute movedim view "
         "view_as reshape flatten unflatten squeeze unsqueeze expand expand_as t operator.getitem",
         nn.Flatten, nn.Unflatten,
     ),
     _row(
-        Family.REORDER, "flip roll repeat repeat_interleave channel_shuffle pixel_unshuffle",
+        Family.REARRANGE, "flip roll repeat repeat_interleave channel_shuffle pixel_unshuffle",
         nn.ChannelShuffle, nn.PixelUnshuffle,
     ),
     _row(
@@ -255,7 +245,9 @@ def find_row(node: fx.Node, module: nn.Module | None) -> Row | None:
 def find_module_row(module: nn.Module) -> Row | None:
     """Find the row of a module; None: the table does not have it."""
     package = type(module).__module__.partition(".")[0]
-    return _ROW_OF_MODULE.get(type(module)) or _ROW_OF_OTHER.get((package, type(module).__name__))
+    return _ROW_OF_MODULE.get(type(module)) or _ROW_OF_OTHER.get(
+        f"{package}.{type(module).__name__}"
+    )
 
 
 def family_of(node: fx.Node, module: nn.Module | None) -> Family | None:

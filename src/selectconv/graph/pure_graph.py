@@ -1,6 +1,7 @@
 """A traced graph freed of what changes nothing at inference, and of writes in place."""
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -33,23 +34,20 @@ def shape_of(node: Any) -> tuple[int, ...]:
     return tuple(value.shape) if isinstance(value, Tensor) else ()
 
 
-def purify(root: fx.GraphModule) -> None:
+def purify(root: nn.Module, graph: fx.Graph) -> None:
     """Rewrite a model that `ShapeTracer` traced as functions of values, without writes."""
+    modules = dict(root.named_modules())
     made: dict[Any, str] = {}
-    for node in list(root.graph.nodes):
-        if _is_inert(node, module_of(root, node)):
+    for node in list(graph.nodes):
+        if _is_inert(node, module_of(modules, node)):
             node.replace_all_uses_with(argument(node))
-            root.graph.erase_node(node)
-        elif node.op == "call_function" and node.target is torch._assert:
-            root.graph.erase_node(node)
         elif node.op == "call_function" and node.target in _ARGUMENTS:
             _call_module(root, node, made)
-    _drop_writes(root)
-    for node in root.graph.nodes:
+    _drop_writes(graph, modules)
+    for node in graph.nodes:
         if family_of(node, None) is Family.COPY:  # nobody writes any more
             node.replace_all_uses_with(argument(node))
-    root.graph.eliminate_dead_code()
-    root.recompile()
+    graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
 
 
 def _is_inert(node: fx.Node, module: nn.Module | None) -> bool:
@@ -61,7 +59,7 @@ def _is_inert(node: fx.Node, module: nn.Module | None) -> bool:
     return family is Family.IDENTITY or family in _DROPOUTS
 
 
-def _call_module(root: fx.GraphModule, node: fx.Node, made: dict[Any, str]) -> None:
+def _call_module(root: nn.Module, node: fx.Node, made: dict[Any, str]) -> None:
     """Let a module do what a functional conv or batch norm does: its channels can be removed.
 
     Nothing is changed where the function reads anything but parameters and buffers of the model.
@@ -96,15 +94,15 @@ def _call_module(root: fx.GraphModule, node: fx.Node, made: dict[Any, str]) -> N
     root.add_module(node.target, module.eval())
 
 
-def _drop_writes(root: fx.GraphModule) -> None:
+def _drop_writes(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> None:
     """Replace each write in place by a new value, which all later readers read.
 
     A write into a view is not seen by those who read the whole: `compress` then finds that the
     outputs differ.
     """
-    nodes = list(root.graph.nodes)
+    nodes = list(graph.nodes)
     for place, node in enumerate(nodes):
-        module, written = module_of(root, node), argument(node)
+        module, written = module_of(modules, node), argument(node)
         if not writes(node, module):
             continue
         if module is None:
@@ -112,7 +110,7 @@ def _drop_writes(root: fx.GraphModule) -> None:
         if isinstance(written, fx.Node) and isinstance(written.meta["value"], Tensor):
             for user in set(written.users) & set(nodes[place + 1 :]):
                 user.replace_input_with(written, node)
-    for module in root.modules():
+    for module in modules.values():
         if getattr(module, "inplace", False):
             module.inplace = False  # type: ignore[assignment]
 

@@ -5,13 +5,14 @@ every value is the number of its channel.
 """
 
 import operator
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from selectconv.graph.operations import IN_PLACE_OPERATORS, Family, family_of
+from selectconv.graph.tracer import module_of
 
 # How sizes are worked out.
 _ARITHMETIC = (
@@ -23,7 +24,7 @@ _PROBE_IMAGES, _PROBE_PIXELS = 3, (4, 6, 8)
 
 def is_rearrangement(node: fx.Node, module: nn.Module | None) -> bool:
     """Return whether a step may do no more than move channels about."""
-    return family_of(node, module) in (Family.VIEW, Family.REORDER, Family.CONTIGUOUS)
+    return family_of(node, module) in (Family.REARRANGE, Family.CONTIGUOUS)
 
 
 def moved_channels(
@@ -31,7 +32,7 @@ def moved_channels(
     end: fx.Node,
     num_channels: int,
     axes: int,
-    module_of: Callable[[fx.Node], nn.Module | None],
+    modules: Mapping[str, nn.Module],
 ) -> Tensor | None:
     """Find the channel of `start` that each channel of `end` holds, (K,) int64.
 
@@ -40,7 +41,7 @@ def moved_channels(
         end: what rearrangements make of it.
         num_channels: the channels of `start`.
         axes: its spatial axes.
-        module_of: return the module that a step calls.
+        modules: the model's, by name.
 
     Returns:
         The channels; None where `end` mixes channels, or depends on other things.
@@ -49,7 +50,7 @@ def moved_channels(
     channels = torch.arange(num_channels, dtype=torch.float64).view(1, -1, *pixels)
     probe = channels.expand(_PROBE_IMAGES, -1, *_PROBE_PIXELS[:axes]).contiguous()
     try:
-        moved = _compute(end, {start: probe}, module_of)
+        moved = _compute(end, {start: probe}, modules)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
         return None  # sizes that the probe does not have, or that other tensors give
     if not isinstance(moved, Tensor) or moved.ndim != axes + 2 or moved.numel() == 0:
@@ -60,13 +61,11 @@ def moved_channels(
     return index.to(torch.int64)
 
 
-def _compute(
-    node: fx.Node, known: dict[fx.Node, Any], module_of: Callable[[fx.Node], nn.Module | None]
-) -> Any:
+def _compute(node: fx.Node, known: dict[fx.Node, Any], modules: Mapping[str, nn.Module]) -> Any:
     """Compute a step from known ones; only rearrangements and sizes are computed."""
     if node in known:
         return known[node]
-    module = module_of(node)
+    module = module_of(modules, node)
     is_size = (node.op == "call_method" and node.target == "size") or (
         node.op == "call_function"
         and (node.target in _ARITHMETIC or (node.target is getattr and node.args[1] == "shape"))
@@ -74,7 +73,7 @@ def _compute(
     if not (is_size or is_rearrangement(node, module)):
         raise ValueError(f"`{node}` is no rearrangement")
     args, kwargs = fx.map_arg(
-        (node.args, node.kwargs), lambda other: _compute(other, known, module_of)
+        (node.args, node.kwargs), lambda other: _compute(other, known, modules)
     )
     call: Any = module or node.target
     if node.op == "call_method":

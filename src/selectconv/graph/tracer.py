@@ -21,9 +21,9 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.fx.node import map_aggregate
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
 
-from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import inner_module
 from selectconv.graph.operations import IN_PLACE_OPERATORS
 
@@ -112,7 +112,7 @@ class _ShapedProxy(Proxy):
     def __getattr__(self, k: str) -> Any:
         if self.tracer.fixed is Fixed.NONE:
             return super().__getattr__(k)
-        value = _value_of(self)
+        value = self.node.meta["value"]
         if isinstance(value, Tensor) and k == "shape":
             return self.tracer.sizes(self)
         if callable(getattr(value, k)):
@@ -120,7 +120,7 @@ class _ShapedProxy(Proxy):
         return self.tracer.create_proxy("call_function", getattr, (self, k), {})
 
     def __len__(self) -> int:
-        if isinstance(_value_of(self), Tensor):
+        if isinstance(self.node.meta["value"], Tensor):
             return operator.index(self.shape[0])
         return len(self.tracer.plain(self))
 
@@ -131,16 +131,6 @@ class _ShapedProxy(Proxy):
 
     def __float__(self) -> float:
         return float(self.tracer.plain(self))
-
-
-def _value_of(arg: Any, read: list[Any] | None = None) -> Any:
-    """Return what an argument is on the example; note it in `read` where it is a proxy."""
-    if not isinstance(arg, fx.Proxy):
-        return arg
-    value = arg.node.meta.get("value")
-    if read is not None:
-        read.append(value)
-    return value
 
 
 class ShapeTracer(Tracer):
@@ -163,8 +153,7 @@ class ShapeTracer(Tracer):
     def __init__(
         self, is_leaf: Callable[[nn.Module], bool], arguments: Mapping[str, Any], fixed: Fixed
     ) -> None:
-        settled = settle(arguments, _PLAIN if fixed else (bool, str))
-        super().__init__(is_leaf, settled)
+        super().__init__(is_leaf, settle(arguments, _PLAIN if fixed else (bool, str)))
         self.fixed = fixed
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._counter = FlopCounterMode(display=False)
@@ -174,43 +163,71 @@ class ShapeTracer(Tracer):
         )
         self._is_running = False
 
+    def create_node(
+        self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **named: Any
+    ) -> fx.Node:
+        """Record a step, and run it without data."""
+        node = super().create_node(kind, target, args, kwargs, *rest, **named)
+        values = fx.map_arg((args, kwargs), lambda other: other.meta["value"])
+        self._is_running = True
+        try:
+            with self._mode, torch.no_grad(), self._counter:
+                node.meta["value"] = self._run(kind, target, *values)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise DependsOnValues(_ON_VALUES) from error
+        except Exception as error:
+            raise FailsOnExample(str(error)) from error
+        finally:
+            self._is_running = False
+        node.meta["macs"] = self._counter.get_total_flops() // 2
+        return node
+
+    def _run(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+        if kind == "placeholder":
+            return self._arguments.get(str(target).lstrip("*"))
+        if kind == "call_function":
+            return target(*args, **kwargs)
+        if kind == "call_method":
+            return getattr(args[0], target)(*args[1:], **kwargs)
+        if kind == "output":
+            return None
+        found = operator.attrgetter(str(target))(self.root)
+        if kind == "get_attr":
+            return found
+        x = (*args, *kwargs.values())[0]
+        # What a network has most of is not run as it is: that would be slow without data.
+        if isinstance(found, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            own = found.weight
+            weight = torch.empty(own.shape, dtype=own.dtype, device=own.device)
+            return found._conv_forward(x, weight, None)
+        is_norm = isinstance(found, _BatchNorm) and found.num_features == x.shape[1]
+        return x if is_norm or isinstance(found, nn.ReLU) else found(*args, **kwargs)
+
     def create_proxy(
         self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **named: Any
     ) -> Any:
-        """Record a step and run it without data; return a known plain result as it is."""
-        meta: dict[str, Any] = {"macs": 0}
-        if kind == "placeholder":
-            meta["value"] = self._arguments.get(str(target).lstrip("*"))
-        elif self.fixed and kind == "call_method" and target == "size":
-            sizes = self.sizes(args[0])
-            axis = args[1] if len(args) > 1 else kwargs.get("dim")
-            return sizes if axis is None else sizes[axis]
-        else:
-            read: list[Any] = []
-            values = map_aggregate((args, kwargs), lambda arg: _value_of(arg, read))
-            meta["value"] = self._run(kind, target, *values)
-            meta["macs"] = self._counter.get_total_flops() // 2
-            # What is made from a plain value of the graph depends on the size of the batch.
-            is_known = not any(isinstance(value, _PLAIN) for value in read)
-            if self.fixed and is_known and isinstance(meta["value"], _PLAIN):
-                return meta["value"]
+        """Record a step; return a known plain result as it is."""
+        if self.fixed and kind == "call_method" and target == "size":
+            axes = (*args[1:], *kwargs.values())
+            return self.sizes(args[0])[axes[0]] if axes else self.sizes(args[0])
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **named)
-        if isinstance(proxy, fx.Proxy):
-            proxy.node.meta.update(meta)
-        return proxy
+        if not self.fixed or not isinstance(proxy, fx.Proxy):
+            return proxy
+        value, read = proxy.node.meta["value"], proxy.node.all_input_nodes
+        # What is made from a plain value of the graph depends on the size of the batch.
+        is_known = not any(isinstance(other.meta["value"], _PLAIN) for other in read)
+        return value if is_known and isinstance(value, _PLAIN) else proxy
 
     def sizes(self, proxy: fx.Proxy) -> tuple[Any, ...]:
         """Return a tensor's sizes: numbers, but for the first of what is not a parameter."""
-        shape = tuple(_value_of(proxy).shape)
+        shape = tuple(proxy.node.meta["value"].shape)
         if not shape or self.fixed is Fixed.ALL or proxy.node.op == "get_attr":
             return shape
-        first = super().create_proxy("call_method", "size", (proxy, 0), {})
-        first.node.meta.update(value=shape[0], macs=0)
-        return (first, *shape[1:])
+        return (super().create_proxy("call_method", "size", (proxy, 0), {}), *shape[1:])
 
     def plain(self, proxy: fx.Proxy) -> Any:
         """Return the value, not a tensor, that a proxy has on the example, to decide something."""
-        value = _value_of(proxy)
+        value = proxy.node.meta["value"]
         if isinstance(value, Tensor):
             raise DependsOnValues(_ON_VALUES)
         if self.fixed is Fixed.NONE:
@@ -243,27 +260,6 @@ class ShapeTracer(Tracer):
             return super().iter(obj)
         return (obj[place] for place in range(len(obj)))
 
-    def _run(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
-        self._is_running = True
-        try:
-            with self._mode, torch.no_grad(), self._counter:
-                if kind == "call_function":
-                    return target(*args, **kwargs)
-                if kind == "call_method":
-                    return getattr(args[0], target)(*args[1:], **kwargs)
-                found = operator.attrgetter(str(target))(self.root)
-                if kind == "get_attr":
-                    return found
-                if isinstance(found, SelectConvNd):  # whose kernels need data
-                    return super(SelectConvNd, found).forward(*args, **kwargs)
-                return found(*args, **kwargs)
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise DependsOnValues(_ON_VALUES) from error
-        except Exception as error:
-            raise FailsOnExample(str(error)) from error
-        finally:
-            self._is_running = False
-
 
 def settle(arguments: Mapping[str, Any], kinds: tuple[type, ...] = (bool, str)) -> dict[str, Any]:
     """Return the arguments that a forward decides by: None, and those of these kinds.
@@ -277,9 +273,9 @@ def settle(arguments: Mapping[str, Any], kinds: tuple[type, ...] = (bool, str)) 
     }
 
 
-def module_of(root: nn.Module, node: fx.Node) -> nn.Module | None:
-    """Return the module that a node calls; None: it calls none."""
-    return root.get_submodule(str(node.target)) if node.op == "call_module" else None
+def module_of(modules: Mapping[str, nn.Module], node: fx.Node) -> nn.Module | None:
+    """Return which of the modules, by name, a node calls; None: it calls none."""
+    return modules.get(str(node.target)) if node.op == "call_module" else None
 
 
 def first_line(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from scrambled import scramble
 from selectconv.deploy.compressed_file import FORMAT, _digest
 from tiny_models import Net, conv_net
 
+FILES = Path(__file__).parents[2] / "support" / "files"
 X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
@@ -269,3 +271,12 @@ def test_refuses_other_files(tmp_path, file):
     (tmp_path / "cut").write_bytes(file.read_bytes()[:200])
     with pytest.raises(sc.CompressionError, match="cut is not a compressed model"):
         sc.load_compressed(tmp_path / "cut")
+
+
+def test_a_file_of_an_earlier_commit():
+    # Its shifted slots are a second conv, whose output is added. The numbers are that commit's.
+    small = sc.load_compressed(FILES / "compressed_0.2_shifts.safetensors")
+    y = small(torch.linspace(-1, 1, 384).view(2, 3, 8, 8))
+    found = torch.cat([y.flatten()[:4], y.square().mean().view(1)])
+    want = torch.tensor([-0.08210310, -0.06878521, -0.05491515, -0.05189612, 0.006431724])
+    torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-6)

@@ -59,7 +59,7 @@ def test_every_name_is_that_of_something_and_stands_once():
         (method("squeeze_"), None),
         (call(torch.cat), Family.CONCAT),
         (call(operator.concat), None),
-        (call(operator.getitem, 0), Family.VIEW),
+        (call(operator.getitem, 0), Family.REARRANGE),
         (call(torch.fft.fft2), None),
         (call(F.rrelu), None),
         (method("float"), Family.CAST),

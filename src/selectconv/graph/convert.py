@@ -4,7 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,21 +24,12 @@ from selectconv.tables import counted, html_table, text_table
 _log = logging.getLogger(__name__)
 
 _MIN_CHANNELS = 8
-_REALLOCS = ("all", "pointwise", "none")
 _SELECTIVE: dict[type[nn.Module], type[SelectConvNd]] = {
     nn.Conv1d: SelectConv1d,
     nn.Conv2d: SelectConv2d,
     nn.Conv3d: SelectConv3d,
 }
-_LEFT_OUT = "left out by `where`"
 _FIGURES = range(3, 7)  # columns of figures in a description
-
-
-class _Seen(NamedTuple):
-    """What running the example showed of a conv's inputs."""
-
-    only_points: bool = True
-    is_raw: bool = False
 
 
 def convert(
@@ -95,7 +86,7 @@ def convert(
             "convert the model itself, then wrap it."
         )
     check_count("min_channels", min_channels, 1)
-    check_choice("realloc", realloc, _REALLOCS)
+    check_choice("realloc", realloc, ("all", "pointwise", "none"))
     if where is not None:
         check_callable("where", where)
     args, kwargs = ((), {}) if example_input is None else as_arguments(example_input)
@@ -117,9 +108,9 @@ def convert(
             why = "is the model itself: use its SelectConv class's from_conv"
         elif why is None and owners[id(conv.weight)] > 1:
             why = "shares its weight with another module"
-        why = why or _why_plain_here(found, seen.get(id(conv)))
+        why = why or _why_plain_here(found, seen.get(id(conv), []))
         if why is None and where is not None and not where(name, conv):
-            why = _LEFT_OUT
+            why = "left out by `where`"
         if why is not None:
             refused[name] = why
             continue
@@ -127,15 +118,15 @@ def convert(
         layers[id(conv)] = _SELECTIVE[type(conv)].from_conv(
             conv, reallocate=may, mean=found.source or ObservedMean()
         )
-    if not layers and selective_layers(root):
+    if layers:
+        _swap(root, layers, refused)
+    elif selective_layers(root):
         warn("the model is already converted; nothing was changed.")
-    elif not layers:
+    else:
         reasons = [f"{name or '(model)'}: {why}" for name, why in refused.items()]
         more = f" and {len(reasons) - 5} more" if len(reasons) > 5 else ""
         listed = "; ".join(reasons[:5]) or "there are none"
         raise ConversionError(f"none of the {len(reasons)} convs is eligible: {listed}{more}.")
-    else:
-        _swap(root, layers, refused)
     return model
 
 
@@ -144,7 +135,7 @@ def _swap(root: nn.Module, layers: dict[int, SelectConvNd], refused: dict[str, s
     for name, why in refused.items():
         root.get_submodule(name)._selectconv_skipped = why  # type: ignore[assignment]
     for parent in list(root.modules()):
-        for child, conv in list(parent._modules.items()):
+        for child, conv in parent._modules.items():
             if id(conv) in layers:  # a shared conv becomes one shared layer
                 parent._modules[child] = layers[id(conv)]
 
@@ -170,25 +161,26 @@ def _why_plain(conv: _ConvNd, min_channels: int) -> str | None:
     return None
 
 
-def _why_plain_here(shown: ConvInput, seen: _Seen | None) -> str | None:
+def _why_plain_here(shown: ConvInput, seen: list[tuple[bool, bool]]) -> str | None:
     """Say why a conv cannot be selective in this model; None: it can."""
-    if shown.is_raw or (seen is not None and seen.is_raw):
+    if shown.is_raw or any(is_raw for _, is_raw in seen):
         return "fed with raw input"
-    if seen is not None and seen.only_points:
+    if seen and all(is_point for is_point, _ in seen):
         return "works on 1x1 maps only: nothing to shift"
-    return None if shown.is_reached or seen is not None else "not reached by the model's forward"
+    return None if shown.is_reached or seen else "not reached by the model's forward"
 
 
-def _watch(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, _Seen]:
-    """Run the example, and watch what reaches each conv, by its id."""
+def _watch(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[int, list[tuple[bool, bool]]]:
+    """Run the example, and note of each input of a conv, by its id: is it 1x1, and is it raw?"""
     raw = {id(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)}
-    seen: dict[int, _Seen] = {}
+    seen: dict[int, list[tuple[bool, bool]]] = {}
 
     def watch(conv: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         x = inputs[0] if inputs else keywords["input"]
-        before = seen.get(id(conv), _Seen())
         is_point = all(size == 1 for size in x.shape[-len(conv.kernel_size) :])
-        seen[id(conv)] = _Seen(before.only_points and is_point, before.is_raw or id(x) in raw)
+        seen.setdefault(id(conv), []).append((is_point, id(x) in raw))
 
     handles = [
         module.register_forward_pre_hook(watch, with_kwargs=True)
@@ -249,19 +241,16 @@ class Description(tuple[ConvRow, ...]):
         return html_table(self._lines(), right=_FIGURES, note=self._summary())
 
     def _lines(self) -> list[tuple[str, ...]]:
-        why = "E[X] or why it is plain"
         table: list[tuple[str, ...]] = [
-            ("conv", "weight", why, "open", "closed", "moved", "acts from gamma")
-        ]
+            ("conv", "weight", "E[X] or why it is plain", "open", "closed", "moved",
+             "acts from gamma")
+        ]  # fmt: skip
         for row in self:
             gamma = "-" if row.smallest_gamma is None else f"{row.smallest_gamma:.2g}"
-            counts = (
-                ("-", "-", "-") if row.skipped else (str(row.open), str(row.closed), str(row.moved))
-            )
             why = f"plain: {row.skipped}" if row.skipped else str(row.source)
-            table.append(
-                (row.name or "(model)", "x".join(map(str, row.shape)), why, *counts, gamma)
-            )
+            slots = ("-", "-", "-") if row.skipped else (row.open, row.closed, row.moved)
+            shape = "x".join(map(str, row.shape))
+            table.append((row.name or "(model)", shape, why, *map(str, slots), gamma))
         return table
 
     def _summary(self) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import signature
 from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -90,20 +90,23 @@ def find_conv_inputs(
     if _random_state() != before:  # as in stochastic depth: the graph may be there by chance
         return {}, "it draws random numbers, by which it may decide what to do"
     modules = dict(model.named_modules())
-    reached: dict[int, list[fx.Node]] = {}
+    calls: dict[_ConvNd, list[Any]] = {}  # what reaches each conv
+    raw: set[Any] = set()  # what the model's input reaches past norms, activations and convs
     for node in graph.nodes:
-        if node.op == "call_module" and isinstance(modules[str(node.target)], _ConvNd):
-            reached.setdefault(id(modules[str(node.target)]), []).append(node)
+        module = module_of(modules, node)
+        if isinstance(module, _ConvNd):
+            calls.setdefault(module, []).append(argument(node))
+        is_reached = node.op == "placeholder" or not raw.isdisjoint(node.all_input_nodes)
+        if is_reached and not _ends_raw(node, module):
+            raw.add(node)
     inputs = {}
-    for key, nodes in reached.items():
-        conv = cast(_ConvNd, modules[str(nodes[0].target)])
-        walk = _Walk(modules, axes=len(conv.kernel_size))
-        source, is_raw = None, any(walk.is_raw(argument(node)) for node in nodes)
-        if len(nodes) == 1 and not is_raw:  # a conv that is called twice has no single input
-            source = walk.closed_form(argument(nodes[0]), ())
+    for conv, values in calls.items():
+        source, is_raw = None, not raw.isdisjoint(values)
+        if len(values) == 1 and not is_raw:  # a conv that is called twice has no single input
+            source = _Walk(modules, len(conv.kernel_size)).closed_form(values[0], ())
             if source is not None and source.num_channels != conv.in_channels:
                 source = None
-        inputs[key] = ConvInput(source, is_raw)
+        inputs[id(conv)] = ConvInput(source, is_raw)
     return inputs, None
 
 
@@ -191,35 +194,20 @@ class _Walk:
             return self._padded(node, acts)
         return self._rearranged(node, acts) if is_rearrangement(node, module) else None
 
-    def is_raw(self, node: Any, seen: set[fx.Node] | None = None) -> bool:
-        """Return whether the model's input reaches `node` past norms, activations and convs."""
-        seen = set() if seen is None else seen
-        if not isinstance(node, fx.Node) or node in seen:
-            return False
-        seen.add(node)
-        if node.op == "placeholder":
-            return True
-        if _ends_raw(node, module_of(self.modules, node)):
-            return False
-        return any(self.is_raw(before, seen) for before in node.all_input_nodes)
-
     def _is_overwritten(self, node: fx.Node) -> bool:
         """Return whether something off the conv's path may write into `node`."""
         return len(node.users) > 1 and self._is_written(node)
 
     def _is_written(self, node: fx.Node) -> bool:
         """Return whether a step writes into `node`, or into a view of it."""
-        users = [
-            (user, module_of(self.modules, user)) for user in node.users if argument(user) is node
-        ]
-        return any(
-            writes(user, module)
-            or (
-                (_keeps_values(user, module) or is_rearrangement(user, module))
-                and self._is_written(user)
-            )
-            for user, module in users
-        )
+        for user in node.users:
+            module = module_of(self.modules, user)
+            is_view = _keeps_values(user, module) or is_rearrangement(user, module)
+            if argument(user) is node and (
+                writes(user, module) or (is_view and self._is_written(user))
+            ):
+                return True
+        return False
 
     def _padded(self, node: fx.Node, acts: tuple[Call, ...]) -> ClosedForm | None:
         added = channel_padding(node, self.axes)
@@ -251,14 +239,13 @@ class _Walk:
 
 def _norm_mean(norm: _BatchNorm, acts: tuple[Call, ...]) -> BatchNormMean | None:
     """Return the mean of a batch norm's output after these activations, and after its own."""
-    act = getattr(norm, "act", None)  # timm's norms that activate
-    if act is not None and type(act) is not nn.Identity:
-        row = find_module_row(act)
-        if row is None or row.family is not Family.ACTIVATION:
-            return None
-        acts = (Call(act), *acts)
-    if type(getattr(norm, "drop", nn.Identity())) is not nn.Identity:
-        return None  # what drops activations before a non-linear one changes the mean after it
+    act, drop = (getattr(norm, name, nn.Identity()) for name in ("act", "drop"))  # timm's have them
+    row = find_module_row(act)
+    family = None if row is None else row.family
+    # What drops values before a non-linear function changes the mean after it.
+    if family not in (Family.IDENTITY, Family.ACTIVATION) or type(drop) is not nn.Identity:
+        return None
+    acts = (Call(act), *acts) if family is Family.ACTIVATION else acts
     if len(acts) == 1 and not (acts[0].args or acts[0].kwargs):
         return BatchNormMean(norm, acts[0].function)
     return BatchNormMean(norm, Chain(acts) if acts else None)
@@ -289,8 +276,8 @@ def _keeps_mean(node: fx.Node, module: nn.Module | None) -> bool:
     """Return whether a step keeps the mean of every channel."""
     family = family_of(node, module)
     if family is not Family.AVERAGE_POOL:
-        does_scale = getattr(module, "scale_by_keep", True)  # timm's DropPath may not
-        return family in _SAME_MEAN and bool(does_scale)
+        # timm's DropPath may not scale.
+        return family in _SAME_MEAN and getattr(module, "scale_by_keep", True) is not False
     # A pool must average nothing but its input: no zeros, and by no other divisor.
     is_padded = setting(node, module, 3, "padding", 0) not in _UNPADDED
     counts_padding = is_padded and setting(node, module, 5, "count_include_pad", True)
@@ -300,10 +287,9 @@ def _keeps_mean(node: fx.Node, module: nn.Module | None) -> bool:
 def _ends_raw(node: fx.Node, module: nn.Module | None) -> bool:
     """Return whether raw input is no longer raw after a step, or does not reach its output."""
     if module is not None:
-        is_activation = type(module).__module__.startswith("torch.nn.modules.activation")
-        learns = next(module.parameters(), None) is not None
-        if learns or is_activation or "Norm" in type(module).__name__:
+        home, name = type(module).__module__, type(module).__name__
+        is_known = home.startswith("torch.nn.modules.activation") or "Norm" in name
+        if is_known or next(module.parameters(), None) is not None:
             return True
-    if node.op == "call_function" and node.target is getattr and node.args[1] in ATTRIBUTES:
-        return True
-    return family_of(node, module) in _RAW_ENDS
+    is_attribute = node.op == "call_function" and node.target is getattr
+    return (is_attribute and node.args[1] in ATTRIBUTES) or family_of(node, module) in _RAW_ENDS

@@ -18,7 +18,7 @@ from selectconv.core.mean_source import ObservedMean
 from selectconv.core.models import PARALLEL, selective_layers, unwrap_compiled
 from selectconv.errors import ConversionError, MeanSourceError
 from selectconv.graph.example import as_arguments, evaluating
-from selectconv.graph.input_mean import ConvInput, find_conv_inputs
+from selectconv.graph.input_mean import find_conv_inputs
 from selectconv.tables import counted, html_table, text_table
 
 _log = logging.getLogger(__name__)
@@ -102,13 +102,18 @@ def convert(
     for name, conv in root.named_modules():
         if not isinstance(conv, _ConvNd) or isinstance(conv, SelectConvNd):
             continue
-        found = shown.get(id(conv), ConvInput(is_reached=failure is not None))
-        why = _why_plain(conv, min_channels)
-        if conv is root:
-            why = "is the model itself: use its SelectConv class's from_conv"
-        elif why is None and owners[id(conv.weight)] > 1:
-            why = "shares its weight with another module"
-        why = why or _why_plain_here(found, seen.get(id(conv), []))
+        found, calls = shown.get(id(conv)), seen.get(id(conv), [])
+        reasons = {
+            "is the model itself: use its SelectConv class's from_conv": conv is root,
+            **_reasons_anywhere(conv, min_channels),
+            "shares its weight with another module": owners[id(conv._parameters.get("weight"))] > 1,
+            "fed with raw input": any(is_raw for _, is_raw in calls)
+            or (found is not None and found.is_raw),
+            "works on 1x1 maps only: nothing to shift": bool(calls)
+            and all(is_point for is_point, _ in calls),
+            "not reached by the model's forward": not (found or calls or failure),
+        }
+        why = _first(reasons)
         if why is None and where is not None and not where(name, conv):
             why = "left out by `where`"
         if why is not None:
@@ -116,17 +121,17 @@ def convert(
             continue
         may = realloc == "all" or (realloc == "pointwise" and set(conv.kernel_size) == {1})
         layers[id(conv)] = _SELECTIVE[type(conv)].from_conv(
-            conv, reallocate=may, mean=found.source or ObservedMean()
+            conv, reallocate=may, mean=(found and found.source) or ObservedMean()
         )
     if layers:
         _swap(root, layers, refused)
     elif selective_layers(root):
         warn("the model is already converted; nothing was changed.")
     else:
-        reasons = [f"{name or '(model)'}: {why}" for name, why in refused.items()]
-        more = f" and {len(reasons) - 5} more" if len(reasons) > 5 else ""
-        listed = "; ".join(reasons[:5]) or "there are none"
-        raise ConversionError(f"none of the {len(reasons)} convs is eligible: {listed}{more}.")
+        lines = [f"{name or '(model)'}: {why}" for name, why in refused.items()]
+        more = f" and {len(lines) - 5} more" if len(lines) > 5 else ""
+        listed = "; ".join(lines[:5]) or "there are none"
+        raise ConversionError(f"none of the {len(lines)} convs is eligible: {listed}{more}.")
     return model
 
 
@@ -140,34 +145,25 @@ def _swap(root: nn.Module, layers: dict[int, SelectConvNd], refused: dict[str, s
                 parent._modules[child] = layers[id(conv)]
 
 
-def _why_plain(conv: _ConvNd, min_channels: int) -> str | None:
-    """Say why a conv cannot be selective wherever it stands; None: it can."""
-    if isinstance(conv._parameters.get("weight"), UninitializedParameter):
-        return "not initialised: give `example_input`, or run the model once"
-    if conv.transposed:
-        return "transposed"
-    if hasattr(conv, "parametrizations"):
-        return "parametrised weight"
-    if type(conv) not in _SELECTIVE:
-        return f"a subclass ({type(conv).__name__}) may compute something else"
-    if "weight" not in conv._parameters:
-        return "its weight is recomputed by a hook"
-    if "forward" in vars(conv):
-        return "its forward is patched"
-    if conv.groups > 1 and conv.groups == conv.in_channels:
-        return "depthwise"
-    if conv.in_channels < min_channels:
-        return f"{counted(conv.in_channels, 'input')}, fewer than min_channels={min_channels}"
-    return None
+def _reasons_anywhere(conv: _ConvNd, min_channels: int) -> dict[str, bool]:
+    """Return the reasons for which a conv stays plain in any model, and whether each holds."""
+    weight, kind = conv._parameters.get("weight"), type(conv)
+    few = f"{counted(conv.in_channels, 'input')}, fewer than min_channels={min_channels}"
+    is_lazy = isinstance(weight, UninitializedParameter)
+    return {
+        "not initialised: give `example_input`, or run the model once": is_lazy,
+        "transposed": conv.transposed,
+        "parametrised weight": hasattr(conv, "parametrizations"),
+        f"a subclass ({kind.__name__}) may compute something else": kind not in _SELECTIVE,
+        "its weight is recomputed by a hook": weight is None,
+        "its forward is patched": "forward" in vars(conv),
+        "depthwise": 1 < conv.groups == conv.in_channels,
+        few: conv.in_channels < min_channels,
+    }
 
 
-def _why_plain_here(shown: ConvInput, seen: list[tuple[bool, bool]]) -> str | None:
-    """Say why a conv cannot be selective in this model; None: it can."""
-    if shown.is_raw or any(is_raw for _, is_raw in seen):
-        return "fed with raw input"
-    if seen and all(is_point for is_point, _ in seen):
-        return "works on 1x1 maps only: nothing to shift"
-    return None if shown.is_reached or seen else "not reached by the model's forward"
+def _first(reasons: dict[str, bool]) -> str | None:
+    return next((why for why, holds in reasons.items() if holds), None)
 
 
 def _watch(
@@ -285,8 +281,8 @@ def describe(model: nn.Module) -> Description:
         if isinstance(conv, SelectConvNd):
             rows.append(_row(name, shape, conv))
             continue
-        why = getattr(conv, "_selectconv_skipped", None) or _why_plain(conv, _MIN_CHANNELS)
-        why = str(why or "not converted")
+        known = getattr(conv, "_selectconv_skipped", None)
+        why = str(known or _first(_reasons_anywhere(conv, _MIN_CHANNELS)) or "not converted")
         rows.append(ConvRow(name, shape, None, why, conv.in_channels, 0, 0, None))
     description = Description(rows)
     description.path = describe_path(

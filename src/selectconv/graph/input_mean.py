@@ -2,10 +2,12 @@
 
 The graph is torch.fx's. Walking back from a conv, elementwise activations collect until a batch
 norm gives the closed form; what keeps a channel's mean is passed through. Anything else ends the
-walk: the caller observes the mean instead.
+walk: the caller observes the mean instead. Where splits, shuffles and slices put each channel is
+tried, on a small tensor whose every value is the number of its channel.
 """
 
 import copy
+import operator
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from selectconv.core.mean_source import (
 )
 from selectconv.graph.operations import (
     ATTRIBUTES,
+    IN_PLACE_OPERATORS,
     Family,
     argument,
     channel_padding,
@@ -39,7 +42,6 @@ from selectconv.graph.operations import (
     setting,
     writes,
 )
-from selectconv.graph.rearrangement import is_rearrangement, moved_channels
 from selectconv.graph.tracer import Tracer, first_line, module_of, settle
 
 _SAME_VALUES = {Family.IDENTITY, Family.CAST, Family.CONTIGUOUS, Family.COPY}
@@ -47,6 +49,12 @@ _SAME_MEAN = {Family.DROPOUT, Family.RESIZE}
 # After these, and after modules with weights of their own, raw input is no longer raw.
 _RAW_ENDS = {Family.ACTIVATION, Family.LAYER, Family.NORM, Family.SIZE}
 _UNPADDED = (0, (0,), (0, 0), (0, 0, 0))
+# How sizes are worked out.
+_ARITHMETIC = (
+    operator.floordiv, operator.mul, operator.add, operator.sub, operator.neg, *IN_PLACE_OPERATORS
+)  # fmt: skip
+# A probe's images and pixels: even, and different from one another along every axis.
+_PROBE_IMAGES, _PROBE_PIXELS = 3, (4, 6, 8)
 
 
 @dataclass(frozen=True)
@@ -56,12 +64,10 @@ class ConvInput:
     Attributes:
         source: the closed form of its mean; None: not shown.
         is_raw: it is reached from the model's input without a norm, activation or conv between.
-        is_reached: the forward may call the conv.
     """
 
     source: ClosedForm | None = None
     is_raw: bool = False
-    is_reached: bool = True
 
 
 def find_conv_inputs(
@@ -293,3 +299,63 @@ def _ends_raw(node: fx.Node, module: nn.Module | None) -> bool:
             return True
     is_attribute = node.op == "call_function" and node.target is getattr
     return (is_attribute and node.args[1] in ATTRIBUTES) or family_of(node, module) in _RAW_ENDS
+
+
+def is_rearrangement(node: fx.Node, module: nn.Module | None) -> bool:
+    """Return whether a step may do no more than move channels about."""
+    return family_of(node, module) in (Family.REARRANGE, Family.CONTIGUOUS)
+
+
+def moved_channels(
+    start: fx.Node,
+    end: fx.Node,
+    num_channels: int,
+    axes: int,
+    modules: Mapping[str, nn.Module],
+) -> Tensor | None:
+    """Find the channel of `start` that each channel of `end` holds, (K,) int64.
+
+    Args:
+        start: a step whose output has `num_channels` channels and `axes` spatial axes.
+        end: what rearrangements make of it.
+        num_channels: the channels of `start`.
+        axes: its spatial axes.
+        modules: the model's, by name.
+
+    Returns:
+        The channels; None where `end` mixes channels, or depends on other things.
+    """
+    pixels = [1] * axes
+    channels = torch.arange(num_channels, dtype=torch.float64).view(1, -1, *pixels)
+    probe = channels.expand(_PROBE_IMAGES, -1, *_PROBE_PIXELS[:axes]).contiguous()
+    try:
+        moved = _compute(end, {start: probe}, modules)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+        return None  # sizes that the probe does not have, or that other tensors give
+    if not isinstance(moved, Tensor) or moved.ndim != axes + 2 or moved.numel() == 0:
+        return None
+    index = moved[0].flatten(1)[:, 0]
+    if not torch.equal(index.view(1, -1, *pixels).expand_as(moved), moved):
+        return None
+    return index.to(torch.int64)
+
+
+def _compute(node: fx.Node, known: dict[fx.Node, Any], modules: Mapping[str, nn.Module]) -> Any:
+    """Compute a step from known ones; only rearrangements and sizes are computed."""
+    if node in known:
+        return known[node]
+    module = module_of(modules, node)
+    is_size = (node.op == "call_method" and node.target == "size") or (
+        node.op == "call_function"
+        and (node.target in _ARITHMETIC or (node.target is getattr and node.args[1] == "shape"))
+    )
+    if not (is_size or is_rearrangement(node, module)):
+        raise ValueError(f"`{node}` is no rearrangement")
+    args, kwargs = fx.map_arg(
+        (node.args, node.kwargs), lambda other: _compute(other, known, modules)
+    )
+    call: Any = module or node.target
+    if node.op == "call_method":
+        call, args = getattr(args[0], str(node.target)), args[1:]
+    known[node] = call(*args, **kwargs)
+    return known[node]

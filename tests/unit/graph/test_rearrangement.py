@@ -4,7 +4,7 @@ import pytest
 import torch.nn.functional as F
 from torch import nn
 
-from selectconv.graph.rearrangement import moved_channels
+from selectconv.graph.input_mean import moved_channels
 from selectconv.graph.tracer import Tracer
 from tiny_models import Net
 

@@ -38,7 +38,7 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
         OSError: the file cannot be written.
     """
     name = f".{path.name}.{secrets.token_hex(4)}.part" if shared else f"{path.name}.part"
-    beside = path.with_name(name)
+    beside = path.parent / name  # `with_name` refuses "."
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is not a regular file")  # such as /dev/null: it would go
     try:

@@ -3,8 +3,8 @@
 Both packages are needed by tests only; a missing one is a skip.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib import import_module
 
 import pytest
 from torch import nn
@@ -16,63 +16,41 @@ CLASSES = 4
 
 @dataclass(frozen=True)
 class Architecture:
-    """A network: how to build it with fresh weights, and the side of the images it is tried on."""
+    """A network: what builds it with fresh weights, and the side of the images it is tried on."""
 
-    package: str
-    build: Callable[[], nn.Module]
+    build: str  # module:function
     side: int = 32
+    options: dict[str, object] = field(default_factory=dict)
 
     def create(self) -> nn.Module:
         torchvision_shim.install()  # a spawned process runs no conftest
-        pytest.importorskip(self.package, reason=f"{self.package} is not installed")
-        return self.build()
+        module, _, function = self.build.partition(":")
+        package = module.partition(".")[0]
+        pytest.importorskip(package, reason=f"{package} is not installed")
+        return getattr(import_module(module), function)(num_classes=CLASSES, **self.options)
 
 
 def timm_network(name: str, side: int = 32, **options: object) -> Architecture:
-    def build() -> nn.Module:
-        import timm
-
-        return timm.create_model(name, num_classes=CLASSES, **options)
-
-    return Architecture("timm", build, side)
+    return Architecture("timm:create_model", side, {"model_name": name, **options})
 
 
 def _torchvision(name: str, side: int = 32, **options: object) -> Architecture:
-    def build() -> nn.Module:
-        import torchvision
-
-        return getattr(torchvision.models, name)(weights=None, num_classes=CLASSES, **options)
-
-    return Architecture("torchvision", build, side)
+    return Architecture(f"torchvision.models:{name}", side, options)
 
 
-def _narrow_resnet(**options: object) -> Architecture:
-    def build() -> nn.Module:
-        from torchvision.models.resnet import Bottleneck, ResNet
-
-        return ResNet(Bottleneck, [1, 1, 1, 1], num_classes=CLASSES, **options)
-
-    return Architecture("torchvision", build, 64)
+def narrow_resnet(num_classes: int) -> nn.Module:
+    resnet = pytest.importorskip("torchvision.models.resnet")
+    sizes = {"layers": [1, 1, 1, 1], "groups": 8, "width_per_group": 4}
+    return resnet.ResNet(resnet.Bottleneck, num_classes=num_classes, **sizes)
 
 
-def _narrow_densenet() -> nn.Module:
-    from torchvision.models import DenseNet
-
-    return DenseNet(8, (2, 2, 2), num_init_features=16, drop_rate=0.1, num_classes=CLASSES)
-
-
-def _narrow_timm_densenet() -> nn.Module:
-    from timm.models.densenet import DenseNet
-
-    return DenseNet(growth_rate=8, block_config=(2, 2, 2), num_classes=CLASSES)
-
-
+_NARROW = {"growth_rate": 8, "block_config": (2, 2, 2)}
 ARCHITECTURES = {
     "residual": _torchvision("resnet18"),
     "residual, timm": timm_network("test_resnet", 64),
-    "residual, grouped": _narrow_resnet(groups=8, width_per_group=4),
-    "dense": Architecture("torchvision", _narrow_densenet),
-    "dense, norms that activate": Architecture("timm", _narrow_timm_densenet),
+    "residual, grouped": Architecture("architectures:narrow_resnet", 64),
+    "dense": _torchvision("DenseNet", num_init_features=16, drop_rate=0.1, **_NARROW),
+    "dense, norms that activate": Architecture("timm.models.densenet:DenseNet", options=_NARROW),
     "inception": _torchvision("googlenet", 64, aux_logits=False, init_weights=False),
     "fire modules without norms": _torchvision("squeezenet1_1", 64),
     "squeeze-excite": timm_network("regnety_002", 64),

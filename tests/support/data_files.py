@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+NOISE_CLASSES = ("cat", "dog", "owl")
 TINY_CLASSES = ("n03", "n01", "n02")
 
 
@@ -91,6 +92,28 @@ def write_jpeg(path: Path, grey: int, *, size=(64, 64), mode="RGB") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     colour = grey if mode == "L" else (grey, grey, grey)
     Image.new(mode, size, colour).save(path, format="JPEG", quality=95)
+
+
+def write_pixels(path: Path, pixels: np.ndarray) -> None:
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+def write_noise(folder: Path, *, size=(16, 16), gray=False, parts=(("train", 4), ("test", 2))):
+    """Write PNG images of random pixels, in one folder per class; returns them by path."""
+    draw = np.random.default_rng(0)
+    shape = (size[1], size[0]) if gray else (size[1], size[0], 3)
+    written = {
+        folder / part / name / f"{number}.png": draw.integers(0, 256, shape, dtype=np.uint8)
+        for part, count in parts
+        for name in NOISE_CLASSES
+        for number in range(count)
+    }
+    for path, pixels in written.items():
+        write_pixels(path, pixels)
+    return written
 
 
 def write_tiny_imagenet(folder: Path) -> None:

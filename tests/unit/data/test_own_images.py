@@ -6,41 +6,18 @@ import numpy as np
 import pytest
 import torch
 
+from data_files import NOISE_CLASSES as CLASSES
+from data_files import write_noise, write_pixels
 from selectconv.errors import DataError, UsageError
 from selectconv.lab.data import ImageFolder, ImageSet, dataset_info, load_dataset
 from selectconv.lab.data.registry import check_dataset_name, fetch_dataset, find_dataset
 
 pytest.importorskip("PIL", reason="decoding needs Pillow (the train extra)")
 
-CLASSES = ("cat", "dog", "owl")
-
-
-def save(path, pixels, mode=None):
-    from PIL import Image
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image = Image.fromarray(pixels)
-    (image if mode is None else image.convert(mode)).save(path)
-
-
-def write(folder, *, size=(16, 16), gray=False, parts=(("train", 4), ("test", 2))):
-    """Write PNG images of random pixels, in one folder per class; returns them by path."""
-    draw = np.random.default_rng(0)
-    shape = (size[1], size[0]) if gray else (size[1], size[0], 3)
-    written = {}
-    for part, count in parts:
-        for name in CLASSES:
-            for number in range(count):
-                pixels = draw.integers(0, 256, shape, dtype=np.uint8)
-                path = folder / part / name / f"{number}.png"
-                save(path, pixels)
-                written[path] = pixels
-    return written
-
 
 @pytest.fixture
 def folder(tmp_path):
-    write(tmp_path / "pets")
+    write_noise(tmp_path / "pets")
     return tmp_path / "pets"
 
 
@@ -52,7 +29,7 @@ def test_what_is_known_about_a_folder_comes_from_its_listing(folder):
 
 
 def test_small_images_are_read_as_they_are_with_the_labels_of_their_folders(tmp_path):
-    written = write(tmp_path)
+    written = write_noise(tmp_path)
     splits = load_dataset(f"imagefolder:{tmp_path}")
     assert isinstance(splits.train, ImageSet)
     paths = [path for path in written if "train" in path.parts]
@@ -64,7 +41,7 @@ def test_small_images_are_read_as_they_are_with_the_labels_of_their_folders(tmp_
 
 @pytest.mark.parametrize("size", [(16, 16), (100, 90)])
 def test_grayscale_images_have_one_channel(tmp_path, size):
-    written = write(tmp_path, gray=True, size=size)
+    written = write_noise(tmp_path, gray=True, size=size)
     splits = load_dataset(f"imagefolder:{tmp_path}")
     assert splits.info.shape == (1, size[1], size[1])
     assert len(splits.info.mean) == 1
@@ -76,7 +53,7 @@ def test_grayscale_images_have_one_channel(tmp_path, size):
 
 def test_a_grayscale_file_among_colour_ones_is_turned_to_colour(folder):
     gray = np.arange(256, dtype=np.uint8).reshape(16, 16)
-    save(folder / "train" / "dog" / "1.png", gray)
+    write_pixels(folder / "train" / "dog" / "1.png", gray)
     images = load_dataset(f"imagefolder:{folder}").train.images
     assert torch.equal(images[5], torch.tensor(gray).expand(3, 16, 16))
     large = load_dataset(f"imagefolder:{folder}", image_size=80).train
@@ -84,8 +61,8 @@ def test_a_grayscale_file_among_colour_ones_is_turned_to_colour(folder):
 
 
 def test_a_colour_file_among_grayscale_ones_is_named(tmp_path):
-    write(tmp_path, gray=True)
-    save(tmp_path / "train" / "dog" / "1.png", np.zeros((16, 16, 3), dtype=np.uint8))
+    write_noise(tmp_path, gray=True)
+    write_pixels(tmp_path / "train" / "dog" / "1.png", np.zeros((16, 16, 3), dtype=np.uint8))
     with pytest.raises(DataError, match=r"dog/1\.png is in colour, but the first"):
         load_dataset(f"imagefolder:{tmp_path}")
 
@@ -102,7 +79,7 @@ def test_a_colour_file_among_grayscale_ones_is_named(tmp_path):
     ],
 )
 def test_the_size_is_the_one_asked_for_or_the_first_images(tmp_path, size, asked, got):
-    write(tmp_path, size=size, parts=(("train", 1), ("test", 1)))
+    write_noise(tmp_path, size=size, parts=(("train", 1), ("test", 1)))
     splits = load_dataset(f"imagefolder:{tmp_path}", image_size=asked)
     assert splits.info.shape == (3, got, got)
     if got <= 64:
@@ -116,7 +93,7 @@ def test_the_middle_of_an_oblong_image_is_kept(tmp_path):
     pixels = np.zeros((10, 30, 3), dtype=np.uint8)
     pixels[:, 10:20] = 200
     for part in ("train", "test"):
-        save(tmp_path / part / "a" / "x.png", pixels)
+        write_pixels(tmp_path / part / "a" / "x.png", pixels)
     images = load_dataset(f"imagefolder:{tmp_path}").train.images
     assert images.unique().tolist() == [200]
 
@@ -145,44 +122,42 @@ def test_without_a_test_folder_there_are_no_test_images(folder):
             load_dataset(f"imagefolder:{folder}", **options)
 
 
-def empty_class(folder):
-    (folder / "train" / "bee").mkdir()
-
-
-def no_classes(folder):
-    shutil.rmtree(folder / "train")
-    (folder / "train").mkdir()
-
-
-def strange_class(folder):
-    save(folder / "test" / "bee" / "0.png", np.zeros((4, 4), dtype=np.uint8))
-
-
-def broken(folder):
-    path = folder / "train" / "cat" / "2.png"
-    path.write_bytes(path.read_bytes()[:100])
-
-
-def deep(folder):
-    save(folder / "train" / "cat" / "2.png", np.zeros((16, 16), dtype=np.uint16))
+NOTHING = np.zeros((4, 4), dtype=np.uint8)
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("gone", "place", "pixels", "error", "message"),
     [
-        (shutil.rmtree, UsageError, "there is no folder .*pets/train .*pets must have train"),
-        (no_classes, UsageError, "train has no class folders"),
-        (empty_class, UsageError, "bee has no images"),
-        (strange_class, UsageError, "test has the class 'bee', which train does not"),
-        (broken, DataError, r"cat/2\.png cannot be decoded"),
-        (deep, DataError, r"cat/2\.png has more than 8 bits per pixel"),
+        ("", "", None, UsageError, "there is no folder .*pets/train .*pets must have train"),
+        ("train", "train", None, UsageError, "train has no class folders"),
+        (None, "train/bee", None, UsageError, "bee has no images"),
+        (None, "test/bee/0.png", NOTHING, UsageError, "test has the class 'bee', which train does"),
+        (
+            None,
+            "train/cat/2.png",
+            NOTHING.astype(np.uint16),
+            DataError,
+            "2.png has more than 8 bits",
+        ),
     ],
 )
-def test_what_is_wrong_is_named_in_one_line(folder, change, error, message):
-    change(folder)
+def test_what_is_wrong_is_named_in_one_line(folder, gone, place, pixels, error, message):
+    if gone is not None:
+        shutil.rmtree(folder / gone)
+    if pixels is None:
+        (folder / place).mkdir()
+    else:
+        write_pixels(folder / place, pixels)
     with pytest.raises(error, match=message) as caught:
         load_dataset(f"imagefolder:{folder}")
     assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_image_is_named(folder):
+    path = folder / "train" / "cat" / "2.png"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DataError, match=r"cat/2\.png cannot be decoded"):
+        load_dataset(f"imagefolder:{folder}")
 
 
 def test_hidden_files_and_folders_are_passed_over(folder):

@@ -46,11 +46,6 @@ def test_an_example_that_forward_does_not_take(name):
         TAKES_EXAMPLE[name]((X, X))
 
 
-def test_nan_in_the_example_is_called_so():
-    with pytest.raises(sc.CompressionError, match="NaN in `example_input`"):
-        sc.compress(conv_net(), X * float("nan"))
-
-
 @pytest.mark.parametrize("save", [sc.save_compressed, lambda m, path: sc.export_onnx(m, path, X)])
 def test_what_is_no_regular_file_is_not_replaced(save, tmp_path):
     os.mkfifo(tmp_path / "pipe")
@@ -58,11 +53,6 @@ def test_what_is_no_regular_file_is_not_replaced(save, tmp_path):
         save(SMALL, tmp_path / "pipe")
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
     assert (tmp_path / "pipe").is_fifo()
-
-
-def test_a_name_that_is_too_long_is_no_file():
-    with pytest.raises(sc.CompressionError, match="is not a compressed model: No such file"):
-        sc.load_compressed("a" * 5000)
 
 
 def test_a_state_that_reads_channels_that_are_not_there_is_refused():
@@ -92,6 +82,22 @@ def test_no_path(call, path):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
+        (
+            lambda: sc.compress(conv_net(), X * float("nan")),
+            sc.CompressionError,
+            "NaN in `example_input`",
+        ),
+        (
+            lambda: sc.load_compressed("a" * 5000),
+            sc.CompressionError,
+            "is not a compressed model: No such file",
+        ),
+        (
+            lambda: sc.load_compressed("."),
+            sc.CompressionError,
+            "not a compressed model: .*a folder",
+        ),
+        (lambda: sc.save_compressed(SMALL, "."), sc.CompressionError, "cannot be written"),
         (lambda: sc.convert(conv_net(convert=False), where="3"), TypeError, "`where` must be a fu"),
         (lambda: sc.convert(conv_net(convert=False), realloc=[]), ValueError, "`realloc` must be"),
         (lambda: allocator(seed=1 << 70), ValueError, r"`seed` must be below 2\^63, got"),
@@ -118,10 +124,3 @@ def test_no_path(call, path):
 def test_wrong_arguments(call, error, message):
     with pytest.raises(error, match=message):
         call()
-
-
-def test_a_folder_is_no_compressed_model(tmp_path):
-    with pytest.raises(sc.CompressionError, match="is not a compressed model: it is a folder"):
-        sc.load_compressed(tmp_path)
-    with pytest.raises(sc.CompressionError, match="cannot be written"):
-        sc.save_compressed(SMALL, tmp_path)

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from selectconv.checks import check_count, check_fraction, is_number
+from selectconv.checks import check_count, check_fraction
 from selectconv.core.kernels import find_kernel
 from selectconv.core.moments import Activation, expected_power, is_relu
 
@@ -18,10 +18,15 @@ class MeanSource:
     Attributes:
         num_channels: how many channels the source describes; None: as many as the layer has.
         parts: the sources that it is made of.
+        about: names the source, for people.
     """
 
     num_channels: int | None = None
     parts: tuple["ClosedForm", ...] = ()
+    about: str
+
+    def __repr__(self) -> str:
+        return self.about
 
     @property
     def is_nonnegative(self) -> bool:
@@ -54,9 +59,6 @@ class ClosedForm(MeanSource):
         """Compute Var[X], (C,)."""
         return (self.moment(2) - self.moment(1).square()).clamp(min=0.0).float()
 
-    def _kinds(self) -> str:
-        return ", ".join(dict.fromkeys(repr(leaf) for leaf in self.leaves()))
-
 
 class BatchNormMean(ClosedForm):
     """E[X] in closed form for an input `act(bn(.))`, assuming `bn(.) ~ N(bias, weight^2)` (Eq. 1).
@@ -85,6 +87,9 @@ class BatchNormMean(ClosedForm):
         self.bn = bn
         self.act = act
         self.num_channels = bn.num_features
+        function = type(act) if isinstance(act, nn.Module) else act
+        name = getattr(function, "__name__", repr(function))
+        self.about = "batch norm" if act is None else f"batch norm + {name}"
 
     @property
     def is_nonnegative(self) -> bool:
@@ -111,12 +116,6 @@ class BatchNormMean(ClosedForm):
         beta, gamma = (parameter.to(device, torch.float64) for parameter in (beta, gamma))
         return expected_power(beta, gamma, self.act, power)
 
-    def __repr__(self) -> str:
-        if self.act is None:
-            return "batch norm"
-        function = type(self.act) if isinstance(self.act, nn.Module) else self.act
-        return f"batch norm + {getattr(function, '__name__', repr(function))}"
-
 
 class ConstantMean(ClosedForm):
     """E[X] of channels that are constant, such as those that zero-padding appends.
@@ -127,10 +126,9 @@ class ConstantMean(ClosedForm):
     """
 
     def __init__(self, value: float, num_channels: int) -> None:
-        if not is_number(value):
-            raise TypeError(f"`value` must be a number, got {value!r}.")
         self.value = float(value)
         self.num_channels = check_count("num_channels", num_channels, 1)
+        self.about = f"constant {self.value:g}"
 
     @property
     def is_nonnegative(self) -> bool:
@@ -143,9 +141,6 @@ class ConstantMean(ClosedForm):
             [self.value**power] * self.num_channels, dtype=torch.float64, device="cpu"
         )
 
-    def __repr__(self) -> str:
-        return f"constant {self.value:g}"
-
 
 class ConcatMean(ClosedForm):
     """E[X] of an input that concatenates other inputs along the channels.
@@ -156,14 +151,11 @@ class ConcatMean(ClosedForm):
     """
 
     def __init__(self, parts: Sequence[ClosedForm]) -> None:
-        is_list = isinstance(parts, list | tuple) and len(parts) > 0
-        if not is_list or not all(isinstance(part, ClosedForm) for part in parts):
-            raise TypeError(f"`parts` must be a list of closed-form mean sources, got {parts!r}.")
+        if not parts or not all(isinstance(part, ClosedForm) for part in parts):
+            raise TypeError(f"`parts` must be closed-form mean sources, got {parts!r}.")
         self.parts = tuple(parts)
         self.num_channels = sum(part.num_channels for part in parts)
-
-    def __repr__(self) -> str:
-        return f"concat of {len(self.parts)}: {self._kinds()}"
+        self.about = f"concat of {len(parts)}: {_kinds(self)}"
 
 
 class SelectedMean(ClosedForm):
@@ -174,7 +166,7 @@ class SelectedMean(ClosedForm):
         index: the channels to take, in their new order; a channel may be taken several times.
 
     Raises:
-        TypeError, ValueError: `part` is not a mean source, or `index` not a list of its channels.
+        ValueError: `index` is not a list of the channels of `part`.
 
     Example:
         >>> both = ConcatMean([ConstantMean(1.0, 2), ConstantMean(0.0, 2)])
@@ -183,23 +175,18 @@ class SelectedMean(ClosedForm):
     """
 
     def __init__(self, part: ClosedForm, index: Sequence[int]) -> None:
-        if not isinstance(part, ClosedForm):
-            raise TypeError(f"`part` must be a closed-form mean source, got {part!r}.")
-        is_list = isinstance(index, list | tuple) and len(index) > 0
-        if not is_list or not all(type(c) is int and 0 <= c < part.num_channels for c in index):
+        if not index or not all(0 <= channel < part.num_channels for channel in index):
             raise ValueError(
                 f"`index` must be a list of channels 0 to {part.num_channels - 1}, got {index!r}."
             )
         self.parts = (part,)
         self.index = list(index)
         self.num_channels = len(self.index)
+        self.about = f"{len(self.index)} of {part.num_channels} channels: {_kinds(self)}"
 
     def moment(self, power: int) -> Tensor:
         """Take the channels' moments, (C,)."""
         return super().moment(power)[self.index]
-
-    def __repr__(self) -> str:
-        return f"{self.num_channels} of {self.parts[0].num_channels} channels: {self._kinds()}"
 
 
 class ObservedMean(MeanSource):
@@ -228,6 +215,8 @@ class ObservedMean(MeanSource):
         tensor([1., 1.])
     """
 
+    about = "observed"
+
     def __init__(self, momentum: float = 0.1, *, pooled: bool = True) -> None:
         self.momentum = check_fraction("momentum", momentum)
         self.pooled = bool(pooled)
@@ -249,8 +238,9 @@ class ObservedMean(MeanSource):
         var.copy_((1 - share) * (var + share * step * step) + share * batch_var)
         mean.copy_(mean + share * step)
 
-    def __repr__(self) -> str:
-        return "observed"
+
+def _kinds(source: MeanSource) -> str:
+    return ", ".join(dict.fromkeys(leaf.about for leaf in source.leaves()))
 
 
 def check_mean_source(source: MeanSource | None, inputs: int) -> None:

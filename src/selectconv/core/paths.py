@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from selectconv.core import kernels
 from selectconv.core.kernels import Kernel, Reroute, is_watched
+from selectconv.core.kernels.kernel import Grads, Operation, differentiable
 from selectconv.core.mean_source import ObservedMean
 from selectconv.core.shift import can_read, close_channels, reroute
 from selectconv.core.slots import SlottedConv, open_weight
@@ -206,24 +207,20 @@ def _tie_shift(weight: Tensor, shift: Tensor | None) -> Tensor:
     """
     if not torch.is_grad_enabled() or shift is None:
         return weight
-    if not is_watched():
-        return _Tied.apply(weight, shift)  # type: ignore[no-any-return, no-untyped-call]
+    return _copy_tied(weight, shift) if is_watched() else differentiable(_TIE, weight, shift)
+
+
+def _copy_tied(weight: Tensor, shift: Tensor) -> Tensor:
     never = torch.zeros((), dtype=torch.bool, device=weight.device)
     return torch.where(never, shift.sum(), weight)
 
 
-class _Tied(torch.autograd.Function):
-    """Returns a weight as it is, without a copy; in the backward pass the shift gets zeros."""
+def _differentiate_tied(grad: Tensor, needed: Any, weight: Tensor, shift: Tensor) -> Grads:
+    return grad, torch.zeros_like(shift)
 
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, shift: Tensor) -> Tensor:
-        ctx.save_for_backward(shift)
-        return weight.view_as(weight)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        (shift,) = ctx.saved_tensors
-        return grad, torch.zeros_like(shift)
+# Without a copy of the weight.
+_TIE = Operation(lambda weight, shift: weight.view_as(weight), _differentiate_tied, _copy_tied)
 
 
 def has_hooks(module: nn.Module) -> bool:

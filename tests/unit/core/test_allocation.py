@@ -4,6 +4,7 @@ import json
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,6 +39,9 @@ from selectconv.core.plan import LayerPlan
             [[0.25, 0.25], [0.5, 0.0], [0.25, 0.75]], 0.5, [0], id="one output is enough to stop"
         ),
         pytest.param([[], [], []], 0.5, [0, 1, 2], id="no outputs"),
+        pytest.param(np.empty((0, 3)), 0.5, [], id="no slots"),
+        # 0.1 rounds up in float32: the row holds gamma as float32 sees it.
+        pytest.param([[0.1], [0.9]], 0.1, [0], id="a gamma that float32 cannot hold"),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -45,15 +49,6 @@ def test_choose_dealloc_by_hand(rows, gamma, chosen, dtype):
     result = choose_dealloc(torch.tensor(rows, dtype=dtype), gamma)
     assert result.tolist() == chosen
     assert result.dtype == torch.int64
-
-
-def test_choose_dealloc_of_no_slots_is_empty():
-    assert choose_dealloc(torch.empty(0, 3), 0.5).tolist() == []
-
-
-def test_a_gamma_that_float32_cannot_hold_still_meets_the_sum_it_names():
-    # 0.1 rounds up in float32: the row holds gamma as float32 sees it.
-    assert choose_dealloc(torch.tensor([[0.1], [0.9]]), 0.1).tolist() == [0]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Section 2.1's formulas against high precision, loops and Monte Carlo."""
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -34,12 +35,8 @@ SUMS_TO_ONE = 1e-5  # float32: a few dozen roundings
 STANDARD_ERRORS = 5
 
 
-def expected_square_activation(beta, gamma, act):
-    return expected_power(beta, gamma, act, 2)
-
-
-def expected_square_relu(beta, gamma):
-    return expected_square_activation(beta, gamma, F.relu)
+expected_square_activation = partial(expected_power, power=2)
+expected_square_relu = partial(expected_square_activation, act=F.relu)
 
 
 RELUS = [(expected_relu, mp_relu), (expected_square_relu, mp_square_relu)]

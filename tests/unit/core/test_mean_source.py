@@ -77,15 +77,6 @@ def test_a_batch_norm_without_affine_is_standard_normal():
         assert source.var().tolist() == pytest.approx([0.5 - 1 / (2 * math.pi)] * 3)
 
 
-def test_it_reads_the_live_batch_norm():
-    bn = batch_norm([1.0], [0.0])
-    source = BatchNormMean(bn, torch.relu)
-    with torch.no_grad():
-        bn.bias.fill_(4.0)
-    assert source.mean().tolist() == [4.0]
-    assert list(source.batch_norms()) == [bn]
-
-
 @pytest.mark.parametrize(
     ("act", "expected"),
     [
@@ -145,53 +136,34 @@ def test_repr(source, text):
     assert repr(source) == text
 
 
-# ConstantMean and ConcatMean
+# ConstantMean, ConcatMean and SelectedMean
 
 
-def test_a_constant_has_no_variance():
-    source = ConstantMean(-2.5, 3)
-    assert source.mean().tolist() == [-2.5] * 3
-    assert source.var().tolist() == [0.0] * 3
-    assert not source.is_nonnegative
-    assert ConstantMean(0.0, 1).is_nonnegative
-    assert list(source.batch_norms()) == []
-    with pytest.raises(ValueError, match="`num_channels` must be at least 1, got 0"):
-        ConstantMean(0.0, 0)
+def test_channels_are_joined_and_selected_in_order():
+    bn = batch_norm([1.0, 2.0, 3.0], [0.0, 1.0, 2.0])
+    inner = ConcatMean([ConstantMean(-3.0, 1), BatchNormMean(bn, None)])
+    joined = ConcatMean([inner, ConstantMean(0.0, 2)])
+    source = SelectedMean(joined, [3, 0, 0, 5, 2])
+    assert (joined.num_channels, source.num_channels) == (6, 5)
+    assert joined.mean().tolist() == [-3.0, 1.0, 2.0, 3.0, 0.0, 0.0]
+    assert joined.var().tolist() == [0.0, 0.0, 1.0, 4.0, 0.0, 0.0]
+    assert source.mean().tolist() == [3.0, -3.0, -3.0, 0.0, 2.0]
+    assert source.var().tolist() == [4.0, 0.0, 0.0, 0.0, 1.0]
+    assert source.batch_norms() == [bn]
 
 
-def test_a_concatenation_joins_its_parts_in_order():
-    bn = batch_norm([1.0, 2.0], [0.0, 0.0])
-    inner = ConcatMean([ConstantMean(3.0, 1), BatchNormMean(bn, torch.relu)])
-    source = ConcatMean([inner, ConstantMean(0.0, 2)])
-    assert source.num_channels == 5
-    assert source.mean().tolist() == [3.0, 1.0, 2.0, 0.0, 0.0]
-    assert source.var().tolist() == [0.0] * 5
-    assert list(source.batch_norms()) == [bn]
-
-
-def test_a_concatenation_is_nonnegative_where_all_parts_are():
+def test_joined_channels_are_nonnegative_where_all_parts_are():
     relu, signed = (BatchNormMean(nn.BatchNorm2d(1), act) for act in (torch.relu, None))
-    assert ConcatMean([relu, ConstantMean(0.0, 1)]).is_nonnegative
-    assert not ConcatMean([relu, signed]).is_nonnegative
+    assert SelectedMean(ConcatMean([relu, ConstantMean(0.0, 1)]), [0]).is_nonnegative
+    for part in (signed, ConstantMean(-1.0, 1)):
+        assert not SelectedMean(ConcatMean([relu, part]), [0]).is_nonnegative
 
 
-def test_a_concatenation_needs_parts():
+def test_joined_channels_need_parts():
     with pytest.raises(TypeError, match=r"`parts` .*got \[\]"):
         ConcatMean([])
-
-
-# SelectedMean
-
-
-def test_selected_channels_come_in_their_new_order():
-    bn = batch_norm([1.0, 2.0, 3.0], [0.0, 1.0, 2.0])
-    source = SelectedMean(BatchNormMean(bn, None), [2, 0, 0, 1])
-    assert source.num_channels == 4
-    assert source.mean().tolist() == [3.0, 1.0, 1.0, 2.0]
-    assert source.var().tolist() == [4.0, 0.0, 0.0, 1.0]
-    assert list(source.batch_norms()) == [bn]
-    assert not source.is_nonnegative
-    assert SelectedMean(BatchNormMean(bn, torch.relu), [0]).is_nonnegative
+    with pytest.raises(ValueError, match="`num_channels` must be at least 1, got 0"):
+        ConstantMean(0.0, 0)
 
 
 @pytest.mark.parametrize(
@@ -242,18 +214,13 @@ def test_later_batches_fade_exponentially():
     torch.testing.assert_close(layer.observed_var.double(), var, rtol=FLOAT32_TOLERANCE, atol=0)
 
 
-def test_nothing_is_observed_in_evaluation():
-    layer = observing_layer().eval()
-    layer(torch.randn(2, 3, 4, 4))
+@pytest.mark.parametrize(("images", "training"), [(2, False), (0, True)], ids=["eval", "empty"])
+def test_nothing_is_observed_in_evaluation_or_in_an_empty_batch(images, training):
+    layer = observing_layer().train(training)
+    layer(torch.randn(images, 3, 4, 4))
     assert int(layer.observed_batches) == 0
-    with pytest.raises(sc.MeanSourceError, match="not seen any input yet: run it in training"):
+    with pytest.raises(sc.MeanSourceError, match="not seen any input yet"):
         layer.input_mean()
-
-
-def test_an_empty_batch_is_not_counted():
-    layer = observing_layer()
-    layer(torch.randn(0, 3, 4, 4))
-    assert int(layer.observed_batches) == 0
 
 
 def test_an_input_that_the_conv_refuses_is_not_observed():

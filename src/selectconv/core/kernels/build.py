@@ -68,9 +68,13 @@ def load_kernel() -> Build:
                     if compiler is None:
                         return Build(None, f"no C compiler ({', '.join(_COMPILERS)}) found")
                     _compile(compiler, source, flags + threads, path)
-                return Build(_declare(ctypes.CDLL(str(path))), how)
+                library = ctypes.CDLL(str(path))
         except (OSError, subprocess.SubprocessError) as error:
             failure = str(error).splitlines()[0]
+            continue
+        for function, arguments in _FUNCTIONS.items():
+            getattr(library, function).argtypes = [ctypes.c_void_p] * arguments
+        return Build(library, how)
     return Build(None, f"the C kernel cannot be built or loaded: {failure}")
 
 
@@ -103,9 +107,3 @@ def _compile(compiler: str, source: bytes, flags: list[str], path: Path) -> None
             if done.returncode != 0:
                 said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[0]
                 raise OSError(f"{Path(compiler).name}: {said}")
-
-
-def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    for name, arguments in _FUNCTIONS.items():
-        getattr(library, name).argtypes = [ctypes.c_void_p] * arguments
-    return library

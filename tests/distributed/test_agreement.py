@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import selectconv as sc
-from ranks import spawn
+from forked import spawn
 from tiny_models import (
     allocation_of,
     assert_same,

@@ -2,14 +2,17 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import selectconv as sc
 from architectures import ARCHITECTURES, CLASSES
-from ranks import RANKS, spawn
-from tiny_models import assert_same, select_layers
+from forked import RANKS, spawn
+from tiny_models import assert_same, conv_net, select_layers
 
 NAMES = ("residual, grouped", "dense, norms that activate", "shuffle")
 STEPS = 2
@@ -115,3 +118,12 @@ def test_each_rank_observes_its_own_batches_where_asked_to(ranks):
 def test_wrapped_models_are_refused(ranks):
     for rank in RANKS:
         assert "is wrapped in DistributedDataParallel" in ranks[rank]["refused"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_fully_shard_is_refused(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    model = conv_net()
+    fully_shard(model.conv1, mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(TypeError, match="`model` is sharded by FSDP, which is not supported"):
+        sc.ChannelAllocator(model, total_epochs=2)

@@ -1,6 +1,8 @@
 """Every example runs, re-allocates channels, and ends clearly better than it began."""
 
+import ast
 import difflib
+import json
 import os
 import re
 import runpy
@@ -18,6 +20,7 @@ from shimmed_run import TIMEOUT_S, run_shimmed
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
+CELLS = json.loads((EXAMPLES / "look_inside.ipynb").read_text())["cells"]
 # Where each example's figure must end; it begins near chance: 0.1 for ten digits, 0.25 for four
 # waves, 0.1 for the overlap of discs.
 ENOUGH = {
@@ -156,3 +159,29 @@ def test_the_docs_show_what_the_examples_hold():
     for snippet in re.findall(r"```py\n(.*?)```", page, re.DOTALL):
         assert [line for line in snippet.splitlines() if line not in example] == []
     assert all(f"../examples/{name}.py" in page for name in [*ENOUGH, "lightning_trainer"])
+
+
+def run_cell(source, space):
+    """Run a cell; returns the value of its last line, as a notebook would show it."""
+    body = ast.parse(source).body
+    last = body.pop() if isinstance(body[-1], ast.Expr) and not source.endswith(";") else None
+    exec(compile(ast.Module(body, []), "cell", "exec"), space)
+    return (
+        None if last is None else eval(compile(ast.Expression(last.value), "cell", "eval"), space)
+    )
+
+
+def test_the_notebook_runs_and_shows_tables():
+    pytest.importorskip("sklearn")
+    space, shown = {}, []
+    for cell in CELLS:
+        if cell["cell_type"] == "code":
+            shown.append(run_cell("".join(cell["source"]), space))
+    tables = [value._repr_html_() for value in shown if hasattr(value, "_repr_html_")]
+    assert len(tables) == 5  # describe, preview, a report, describe again, damage
+    assert all(table.startswith("<table>") for table in tables)
+    assert any(report.deallocated for report in space["reports"])
+
+
+def test_the_notebook_is_kept_without_outputs():
+    assert all(not cell.get("outputs") for cell in CELLS)

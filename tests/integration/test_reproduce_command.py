@@ -109,12 +109,6 @@ def test_a_dry_run_shows_one_row_with_whole_names(tmp_path, monkeypatch, capsys)
     assert "selectconv.lab.reproduce.networks-small_mobilenet-cifar10-select-21" in shown
 
 
-def test_a_folder_with_another_run_is_refused(grid, tmp_path, capsys):
-    write_run(tmp_path / "runs" / "p", method="plain")
-    assert main(["reproduce", "ablation", "--out", str(tmp_path)]) == 2
-    assert "holds a run with" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("table", "runs", "one"),
     [

@@ -39,18 +39,15 @@ def write_run(
     version had.
     """
     config = resolve({**SETTINGS, **settings, "holdout": holdout is not None})
-    path.mkdir(parents=True)
-    (path / "config.yaml").write_text(
-        yaml.safe_dump({**config.to_dict(), **(gone or {})}, sort_keys=False)
-    )
+    environment = {"commit": "abc", "dirty": False, "versions": {"selectconv": sc.__version__}}
+    files = {
+        "config.yaml": yaml.safe_dump({**config.to_dict(), **(gone or {})}, sort_keys=False),
+        "status.json": '{"status": "done"}',
+        "env.json": json.dumps(environment),
+    }
     if holdout is not None:
         result = {"images": 1701, "error": holdout[0], "loss": holdout[1]}
-        (path / "holdout.json").write_text(json.dumps(result))
-    (path / "status.json").write_text('{"status": "done"}')
-    versions = {"selectconv": sc.__version__}
-    (path / "env.json").write_text(
-        json.dumps({"commit": "abc", "dirty": False, "versions": versions})
-    )
+        files["holdout.json"] = json.dumps(result)
     torch.manual_seed(config.seed)
     model = build_model(config, dataset_info(config.data, config.image_size))
     allocator = None
@@ -63,15 +60,14 @@ def write_run(
             mode=config.method,
             seed=config.seed,
         )
-    lines = []
+    steps, rows = [], []
     for epoch in range(config.epochs):
         report = allocator.step(epoch) if allocator is not None else None
         if report:
-            with (path / "allocation.jsonl").open("a") as file:
-                file.write(json.dumps(report.to_dict()) + "\n")
+            steps.append(report.to_dict())
         layers = [layer for layer in model.modules() if isinstance(layer, sc.SelectConv2d)]
         value = error + 10 * (config.epochs - 1 - epoch)
-        lines.append(
+        rows.append(
             {
                 "epoch": epoch,
                 "train_loss": value / 20,
@@ -84,10 +80,15 @@ def write_run(
                 "closed": sum(int((~layer.gate).sum()) for layer in layers),
             }
         )
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for name, entries in (("allocation.jsonl", steps), ("metrics.jsonl", rows)):
+        if entries:
+            files[name] = "".join(json.dumps(entry) + "\n" for entry in entries)
+    contents = {name: text.encode() for name, text in files.items()}
     if weights:
-        (path / "last.safetensors").write_bytes(dump_weights(model))
-    return seal(path)
+        contents["last.safetensors"] = dump_weights(model)
+    path.mkdir(parents=True)
+    write_files(path, contents)
+    return path
 
 
 def seal(path: Path) -> Path:

@@ -7,16 +7,22 @@ children start as fresh processes do.
 import multiprocessing
 import os
 import sys
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 SUPPORT = Path(__file__).parent
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["small_run"])
+RANKS = (0, 1)
+TIMEOUT_S = 60
 
 
 @dataclass
@@ -82,3 +88,37 @@ def _become(words: list[str], environment: dict[str, str], said: str) -> None:
     import small_run
 
     small_run.main()
+
+
+def spawn(worker, folder, timeout_s=TIMEOUT_S):
+    """Run `worker(rank)` on both ranks; return what each of them returned."""
+    with starting():
+        context = torch.multiprocessing.start_processes(
+            _run, (worker, str(folder)), len(RANKS), join=False, start_method="forkserver"
+        )
+    try:
+        deadline = time.monotonic() + timeout_s
+        # A call returns as soon as one rank has ended, and raises that rank's error.
+        while not context.join(timeout=max(0.0, deadline - time.monotonic())):
+            assert time.monotonic() < deadline, "a rank hangs"
+    finally:
+        for process in context.processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in RANKS]
+
+
+def _run(rank, worker, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=len(RANKS),
+        timeout=timedelta(seconds=TIMEOUT_S / 2),
+    )
+    torch.manual_seed(rank)  # the ranks share no random numbers
+    torch.save(worker(rank), f"{folder}/{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()

@@ -54,7 +54,7 @@ def places(tmp_path, monkeypatch):
 
 @pytest.fixture
 def served(monkeypatch, tmp_path):
-    """The folder whose files the network has; HTTP itself is tested in test_fetch.py."""
+    """The folder whose files the network has; HTTP itself is tested in test_obtain.py."""
     folder = tmp_path / "served"
     folder.mkdir()
 

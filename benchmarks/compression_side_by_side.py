@@ -30,11 +30,10 @@ from typing import Any
 import torch
 
 from selectconv.deploy.cost import count
-from selectconv.lab.bench.training import Silent
 from selectconv.lab.data.registry import load_dataset
 from selectconv.lab.train.config import resolve
 from selectconv.lab.train.device import build_fabric
-from selectconv.lab.train.loop import Training
+from selectconv.lab.train.loop import Display, Training, evaluate
 from selectconv.lab.train.run_folder import describe_environment
 
 SETTINGS: dict[str, Any] = {
@@ -83,12 +82,13 @@ def run_one(name: str, seed: int, data_root: str | None) -> dict[str, Any]:
     act = training.method.step
 
     def test_and_act(epoch: int) -> Any:
-        before.append(training.evaluate(Silent(), epoch)["error"])
+        loaders, fabric = training.test_loaders, training.fabric
+        before.append(evaluate(training.wrapped, loaders, fabric, Display(), epoch)["error"])
         return act(epoch)
 
     training.method.step = test_and_act
     for epoch in range(config.epochs):
-        row, report = training.run_epoch(epoch, Silent())
+        row, report = training.run_epoch(epoch, Display())
         errors.append(row["test_error"])
         if report:  # a line's error is that after the step
             cuts.append(row["test_error"] - before[-1])

@@ -13,8 +13,7 @@ import json
 import sys
 from pathlib import Path
 
-from selectconv.lab.train.manifest import MANIFEST, write_files
-from selectconv.lab.train.run_folder import OWN, STATUS
+from selectconv.lab.train.run_folder import MANIFEST, OWN, STATUS, write_files
 
 OLD, NEW = "selectconv.reproduce.networks", "selectconv.lab.reproduce.networks"
 

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from selectconv.lab.train.manifest import write_files
+from selectconv.lab.train.run_folder import write_files
 from soak.commands import check_words, differences, interrupted, run, undisturbed
 from soak.driver import DIFFERENT, EXECUTED, FOREIGN, Ended, Wrong
 

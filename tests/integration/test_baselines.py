@@ -15,8 +15,8 @@ from selectconv.__main__ import main
 from selectconv.lab.data.registry import dataset_info
 from selectconv.lab.report.collect import read_run
 from selectconv.lab.train import network
-from selectconv.lab.train.checkpoint import load_checkpoint, load_weights
 from selectconv.lab.train.config import resolve
+from selectconv.lab.train.network import load_checkpoint, load_weights
 from selectconv.lab.train.run_folder import ALLOCATION, LAST, METRICS, RunFolder
 from selectconv.lab.zoo import create_model
 from selectconv.lab.zoo.learned_group_conv import condense

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 import selectconv as sc
 from forked import Forked
 from selectconv.errors import RunError
-from selectconv.lab.train.checkpoint import load_checkpoint
+from selectconv.lab.train.network import load_checkpoint
 from selectconv.lab.train.run_folder import ALLOCATION, BEST, LAST, METRICS, RunFolder
 from tiny_models import allocation_of, assert_same
 

@@ -21,7 +21,7 @@ from selectconv.errors import DataError
 from selectconv.lab.cli.display import RunDisplay
 from selectconv.lab.cli.main import build_parser
 from selectconv.lab.cli.train import read_settings
-from selectconv.lab.train import checkpoint, loop, network, run_folder
+from selectconv.lab.train import loop, network, run_folder
 from selectconv.lab.zoo import create_model
 
 SMALL = ["--data", "digits", "--subset", "64", "--test-subset", "40", "--batch-size", "32"]
@@ -273,7 +273,7 @@ def test_a_run_that_is_told_to_stop_says_how_to_go_on(number, code, words, statu
     assert said.count("\n") == 1
     assert words in said
     assert run_folder.RunFolder(out).status() == status
-    assert checkpoint.load_checkpoint(run_folder.RunFolder(out))["epoch"] >= 0
+    assert network.load_checkpoint(run_folder.RunFolder(out))["epoch"] >= 0
 
 
 def test_holdout_tests_every_image_that_was_not_trained_on(tmp_path, capsys):

@@ -8,10 +8,9 @@ import yaml
 
 import selectconv as sc
 from selectconv.lab.data.registry import dataset_info
-from selectconv.lab.train.checkpoint import dump_weights
 from selectconv.lab.train.config import resolve
-from selectconv.lab.train.manifest import MANIFEST, write_files
-from selectconv.lab.train.network import build_model
+from selectconv.lab.train.network import build_model, dump_weights
+from selectconv.lab.train.run_folder import MANIFEST, write_files
 
 SETTINGS = {
     "data": "digits",

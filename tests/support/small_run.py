@@ -106,8 +106,9 @@ def main() -> None:
     console = Console(file=sys.stdout, quiet=not is_first)
     if options.digests:
         write_digests(options.digests)
-    with signals.raised():
-        loop.train(config, folder, RunDisplay(config, console), resume=options.resume)
+    with signals.answered_by(signals.stop):
+        fabric = signals.launch(config)
+        loop.train(config, fabric, folder, RunDisplay(config, console), resume=options.resume)
 
 
 if __name__ == "__main__":

@@ -42,8 +42,7 @@ from selectconv.lab.train.network import build_model
         (["eval", "nowhere"], "nowhere is not a run"),
         (["compress", "nowhere"], "nowhere is not a run"),
         (["export", "nowhere"], "nowhere is not a run"),
-        (["eval", __file__], "test_cli.py is not a run: it is a file"),
-        (["eval", ""], "must be the folder of a run, got an empty name"),
+        (["eval", __file__], "test_cli.py is not a run"),
         (["compress", "nowhere", "--round-to", "0"], "--round-to: must be a whole number"),
         (["eval", "x" * 300], "x/config.yaml cannot be a file or folder: File name too long."),
         (["report", ".", "--out", "x" * 300], "x cannot be a file or folder: File name too long."),
@@ -147,7 +146,10 @@ raise ImportError("only half of it is there")
 
 @pytest.mark.parametrize(
     ("number", "code", "words"),
-    [(signal.SIGINT, 130, "interrupted."), (signal.SIGTERM, 1, "stopped by SIGTERM; trainings")],
+    [
+        (signal.SIGINT, 130, "interrupted; trainings"),
+        (signal.SIGTERM, 1, "stopped by SIGTERM; trainings"),
+    ],
 )
 @pytest.mark.parametrize("verb", [["train", "--data", "digits"], ["eval", "runs/first"]])
 def test_a_signal_while_torch_is_imported_is_one_line(verb, number, code, words, tmp_path):

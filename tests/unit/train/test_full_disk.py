@@ -2,17 +2,14 @@
 
 import contextlib
 import resource
-import time
-from pathlib import Path
 
 import pytest
 import torch
 
 from selectconv.errors import RunError
-from selectconv.lab.train.checkpoint import dump_checkpoint, load_checkpoint
-from selectconv.lab.train.event_file import EventFile
-from selectconv.lab.train.manifest import CHECKPOINT
-from selectconv.lab.train.run_folder import RunFolder
+from selectconv.lab.train.loop import add_events
+from selectconv.lab.train.network import dump_checkpoint, load_checkpoint
+from selectconv.lab.train.run_folder import CHECKPOINT, RunFolder
 
 
 @contextlib.contextmanager
@@ -51,26 +48,17 @@ def read_events(folder):
     }
 
 
-def test_tensorboard_reads_the_events_of_a_run_that_was_resumed(tmp_path, monkeypatch):
-    first = EventFile(tmp_path, first_epoch=0)
+def test_tensorboard_reads_the_events_of_a_run_that_was_resumed(tmp_path):
     for epoch in range(3):
-        first.add({"loss": float(epoch), "test_error": None}, epoch)
-    later = time.time() + 10
-    monkeypatch.setattr(time, "time", lambda: later)
-    again = EventFile(tmp_path, first_epoch=2)
-    again.add({"loss": 7.0, "test_error": 0.5}, 2)
-    assert read_events(first.path)["loss"] == [(0, 0.0), (1, 1.0), (2, 2.0)]
-    assert read_events(tmp_path) == {
-        "loss": [(0, 0.0), (1, 1.0), (2, 7.0)],
-        "test_error": [(2, 0.5)],
-    }
+        add_events(tmp_path / "events.out.tfevents.1", {"epoch": epoch, "loss": 2.0, "error": None})
+    add_events(tmp_path / "events.out.tfevents.2", {"epoch": 1, "loss": 7.0, "error": 0.5})
+    assert read_events(tmp_path / "events.out.tfevents.1")["loss"] == [(0, 2.0), (1, 2.0), (2, 2.0)]
+    found = read_events(tmp_path)
+    assert (found["loss"], found["error"]) == ([(0, 2.0), (1, 7.0)], [(1, 0.5)])
 
 
 @pytest.mark.parametrize("size", [0, 30])
 def test_events_that_do_not_fit_are_one_error(size, tmp_path, capfd):
     with files_of_at_most(size), pytest.raises(RunError, match=r"tfevents.*cannot be written: "):
-        EventFile(tmp_path, first_epoch=0)
-    events = EventFile(tmp_path, first_epoch=0)
-    with files_of_at_most(Path(events.path).stat().st_size), pytest.raises(RunError):
-        events.add({"loss": 1.0}, 0)
+        add_events(tmp_path / "tensorboard" / "events.out.tfevents.1", {"epoch": 0, "loss": 1.0})
     assert "Traceback" not in capfd.readouterr().err

@@ -1,7 +1,6 @@
 """A run's folder: whole files, honest readers."""
 
 import errno
-import json
 import os
 from contextlib import contextmanager
 
@@ -9,20 +8,21 @@ import pytest
 import torch
 
 from selectconv.errors import RunError, UsageError
-from selectconv.lab.train import manifest
-from selectconv.lab.train.checkpoint import (
+from selectconv.lab.train import run_folder
+from selectconv.lab.train.network import (
     dump_checkpoint,
     dump_weights,
     load_checkpoint,
     load_weights,
 )
-from selectconv.lab.train.manifest import CHECKPOINT, MANIFEST, PREVIOUS, is_unchanged, write_files
 from selectconv.lab.train.run_folder import (
     ALLOCATION,
+    CHECKPOINT,
     LAST,
+    MANIFEST,
     METRICS,
+    PREVIOUS,
     RunFolder,
-    describe_environment,
     dump_lines,
 )
 
@@ -113,7 +113,7 @@ def test_the_checkpoint_before_is_offered_and_accepted_in_its_place(folder, monk
         write_epoch(folder, epoch)
     (folder / CHECKPOINT).unlink()
     with pytest.raises(RunError, match=rf"{CHECKPOINT} is damaged.*rename it to {CHECKPOINT}"):
-        folder.has_checkpoint()
+        folder.check(CHECKPOINT)
     os.replace(folder / PREVIOUS, folder / CHECKPOINT)
     assert load_checkpoint(folder)["epoch"] == 0
     folder.cut_after(0)
@@ -135,32 +135,29 @@ def test_a_write_that_fails_keeps_what_was_there(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("bit", range(0, 8 * 400, 37))
-def test_one_wrong_bit_in_the_manifest_is_noticed_or_changes_nothing(tmp_path, bit):
-    path, record = tmp_path / "config.yaml", tmp_path / MANIFEST
-    write_files(tmp_path, {"config.yaml": b"gamma: 0.05\n"})
-    content = bytearray(record.read_bytes())
+def test_one_wrong_bit_in_the_manifest_is_noticed_or_changes_nothing(folder, bit):
+    folder.write({"config.yaml": b"gamma: 0.05\n"})
+    content = bytearray((folder / MANIFEST).read_bytes())
     bit %= 8 * len(content)
     content[bit // 8] ^= 1 << bit % 8
-    record.write_bytes(content)
-    path.write_text("gamma: 0.5\n")
+    (folder / MANIFEST).write_bytes(content)
+    (folder / "config.yaml").write_text("gamma: 0.5\n")
     with pytest.raises(RunError, match="is damaged"):
-        RunFolder(tmp_path).check("config.yaml")
+        folder.check("config.yaml")
 
 
-def test_a_file_that_is_replaced_between_two_looks_is_not_called_damaged(tmp_path, monkeypatch):
-    write_files(tmp_path, {LAST: b"before"})
-    read = manifest._read
+def test_a_file_that_is_replaced_between_two_looks_is_not_called_damaged(folder, monkeypatch):
+    folder.write({LAST: b"before"})
+    read = run_folder._read_manifest
 
-    def replaced_meanwhile(folder):
-        known = read(folder)
-        monkeypatch.setattr(manifest, "_read", read)
-        write_files(folder, {LAST: b"after"})
+    def replaced_meanwhile(path):
+        known = read(path)
+        monkeypatch.setattr(run_folder, "_read_manifest", read)
+        folder.write({LAST: b"after"})
         return known
 
-    monkeypatch.setattr(manifest, "_read", replaced_meanwhile)
-    assert is_unchanged(tmp_path / LAST)
-    (tmp_path / LAST).write_bytes(b"damaged")
-    assert not is_unchanged(tmp_path / LAST)
+    monkeypatch.setattr(run_folder, "_read_manifest", replaced_meanwhile)
+    assert folder.check(LAST).exists()
 
 
 @pytest.mark.parametrize("name", [".lock", ".lock.txt", ".lock.txt.part", "config.yaml.part"])
@@ -239,12 +236,6 @@ def test_weights_come_back_and_others_are_refused(folder):
     assert torch.equal(copy.weight, model.weight)
     with pytest.raises(RunError, match="does not fit the model"):
         load_weights(folder / LAST, torch.nn.Conv2d(3, 5, 3))
-
-
-def test_the_environment_is_plain_json():
-    content = json.loads(json.dumps(describe_environment()))
-    assert content["versions"]["torch"] == torch.__version__
-    assert content["cores"] >= 1
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"status": "dome"}', '{"statu3": "done"}', "\xff"])

@@ -9,9 +9,8 @@ from torch import nn
 import selectconv as sc
 from selectconv.deploy.cost import count_macs, count_params
 from selectconv.lab.data.registry import dataset_info
-from selectconv.lab.train.checkpoint import fit_shapes
 from selectconv.lab.train.config import resolve
-from selectconv.lab.train.network import build_model
+from selectconv.lab.train.network import build_model, fit_shapes
 from selectconv.lab.train.slimming import (
     MOST_OF_A_LAYER,
     Slimmer,
@@ -29,13 +28,6 @@ NETS = {
     "resnext29": {"width": 8, "blocks": (1, 1, 1), "cardinality": 2},
     "condensenet182": {"growth_rates": (8, 8, 8), "units": (1, 1, 1)},
 }
-
-
-def settings(name, **given):
-    given = {"model": name, "model_options": NETS[name], "bn_sparsity": 0.1, **given}
-    return resolve(
-        {"data": "cifar10", "image_size": 16, "method": "slimming", "epochs": 4, **given}
-    )
 
 
 def slim(name, **given):

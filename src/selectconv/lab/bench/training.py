@@ -2,7 +2,6 @@
 
 import copy
 import time
-from typing import Any
 
 import torch
 
@@ -15,23 +14,11 @@ from selectconv.lab.data.image_set import ImageSet
 from selectconv.lab.data.registry import Splits, dataset_info
 from selectconv.lab.train.config import resolve
 from selectconv.lab.train.device import build_fabric
-from selectconv.lab.train.loop import Batches, Training
+from selectconv.lab.train.loop import Display, Training
 from selectconv.lab.zoo import create_model
 
 _STEPS = 2  # of the trainer: long enough to time, short enough to alternate often
 _WEAK = 0.3
-
-
-class Silent:
-    """A display that shows nothing."""
-
-    def batches(self, loader: Any, epoch: int, what: str) -> Batches:
-        """Pass the batches through."""
-        batches: Batches = loader.epoch(epoch)
-        return batches
-
-    def epoch_done(self, row: dict[str, Any], report: Any) -> None:
-        """Show nothing."""
 
 
 def measure_step(subject: Subject, repeats: int, runtime: str = "eager") -> Rows:
@@ -73,7 +60,7 @@ def measure_trainer(subject: Subject, repeats: int, runtime: str = "eager") -> R
     step = training_step(create_model(subject.model), augmented.contiguous())
     sides = {
         "plain": lambda: [step() for _ in range(_STEPS)],
-        "trainer": lambda: training.train_epoch(0, Silent()),
+        "trainer": lambda: training.train_epoch(0, Display()),
     }
     plain, ours = in_turn(sides, repeats).values()
     command = "selectconv train --method plain" + (" --compile" if is_compiled else "")

@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from selectconv.allocate.report import AllocationReport
 from selectconv.lab.data.loaders import Loader
 from selectconv.lab.train.config import TrainConfig
-from selectconv.lab.train.loop import Batches
+from selectconv.lab.train.loop import Batches, Display
 
 _HEAD = "epoch   train loss   test loss   test error   images/s   de-/re-allocated   moved   closed"
 
@@ -27,7 +27,7 @@ def build_bar(console: Console, unit: str) -> Progress:
     )
 
 
-class RunDisplay:
+class RunDisplay(Display):
     """A bar over the whole training, and one line per epoch.
 
     Args:

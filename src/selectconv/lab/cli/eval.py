@@ -3,9 +3,8 @@
 import json
 from argparse import Namespace
 
-from rich.console import Console
-
 from selectconv.errors import UsageError
+from selectconv.lab.cli import signals
 from selectconv.lab.cli.parser import BEST, DIR, JSON, Argument, switch
 
 EXAMPLES = [
@@ -23,12 +22,10 @@ ARGUMENTS = [
 
 def run(options: Namespace) -> None:
     """Evaluate."""
-    from selectconv.lab.cli.display import RunDisplay
     from selectconv.lab.data.registry import describe_lack, load_dataset
-    from selectconv.lab.train.device import build_fabric, settings_for_testing
-    from selectconv.lab.train.loop import evaluate, load_part
-    from selectconv.lab.train.network import load_run
-    from selectconv.lab.train.run_data import check_same_images
+    from selectconv.lab.train.device import settings_for_testing
+    from selectconv.lab.train.loop import Display, evaluate, load_part
+    from selectconv.lab.train.network import check_same_images, load_run
     from selectconv.lab.train.run_folder import is_first_process
 
     trained = load_run(options.dir, best=options.best)
@@ -46,11 +43,10 @@ def run(options: Namespace) -> None:
     # What was not trained on depends on the number of images that a part was drawn from.
     names = ("num_train", "shape") if options.holdout and config.subset else ("shape",)
     check_same_images(trained.info, splits.info, *names, remedy="pass --data-root")
-    fabric = build_fabric(config)
+    fabric = signals.launch(config)
     parts = splits.holdout if options.holdout else (splits.test,)
     loaders = [load_part(part, splits.info, config, fabric) for part in parts]
-    display = RunDisplay(config, Console(quiet=True))
-    result = evaluate(fabric.setup_module(trained.model), loaders, fabric, display)
+    result = evaluate(fabric.setup_module(trained.model), loaders, fabric, Display())
     if not options.holdout:
         result = {"test_loss": result["loss"], "test_error": result["error"]}
     if is_first_process():

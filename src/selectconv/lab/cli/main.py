@@ -64,11 +64,10 @@ _START = list_commands(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    with signals.raised():
-        if arguments is not None:
-            return _answer(arguments)
+    if arguments is None:
         warnings.formatwarning = partial(_format_warning, otherwise=warnings.formatwarning)
-        code = _answer(sys.argv[1:])
+    with signals.answered_by(signals.stop):
+        code = _answer(sys.argv[1:] if arguments is None else arguments)
         return _flush() or code
 
 

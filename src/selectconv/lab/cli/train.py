@@ -13,20 +13,25 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from selectconv.checks import check_choice
 from selectconv.errors import DataError, RunError, SelectConvError, UsageError
 from selectconv.lab.cli import signals
 from selectconv.lab.cli.output import check_folder
 from selectconv.lab.cli.parser import Argument, list_commands, switch
 from selectconv.lab.train.config import (
     TrainConfig,
-    check_names,
     describe_setting,
     resolve,
     setting_names,
     setting_types,
 )
-from selectconv.lab.train.manifest import CHECKPOINT
-from selectconv.lab.train.run_folder import RunFolder, check_free, is_first_process, locked
+from selectconv.lab.train.run_folder import (
+    CHECKPOINT,
+    RunFolder,
+    check_free,
+    is_first_process,
+    locked,
+)
 
 EXAMPLES = [
     (
@@ -212,11 +217,12 @@ def choose_run(
         config = resolve(folder.read_config())
     except (RunError, TypeError, ValueError) as error:
         raise UsageError(f"--resume {folder.path}: {error}") from error
-    check_names(given)
-    for name, recorded in config.to_dict().items():
-        if given.get(name, recorded) != recorded:
+    recorded = config.to_dict()
+    for name, value in given.items():
+        check_choice("setting", name, recorded)
+        if value != recorded[name]:
             raise UsageError(
-                f"--resume: the run in {folder.path} has {name} {recorded!r}, got {given[name]!r}: "
+                f"--resume: the run in {folder.path} has {name} {recorded[name]!r}, got {value!r}: "
                 "leave the flag out, or start another run."
             )
     return config, folder
@@ -247,29 +253,24 @@ def carry_out(
 
     display = RunDisplay(config, console)
     try:
-        if is_first_process() and not folder.has_checkpoint():
+        if is_first_process() and not folder.check(CHECKPOINT).exists():
             if resume:
                 words = "has no checkpoint yet: starting at epoch 0."
                 print(f"{folder.path} {words}", file=sys.stderr)
             folder.start(config.to_dict())
-        return train(config, folder, display, resume=resume)
+        return train(config, signals.launch(config), folder, display, resume=resume)
     except BaseException as error:
         signals.ignore()  # the process ends now; one on top must not cut off the line that says why
         with suppress(OSError, SelectConvError):  # the failure itself is reported anyway
-            _record_end(folder, error, resume=resume)
+            if isinstance(error, KeyboardInterrupt):
+                folder.set_status("interrupted")
+            elif isinstance(error, DataError) and not resume and not (folder / CHECKPOINT).exists():
+                folder.clear()  # nothing was trained: the next try finds an empty folder
+            else:
+                folder.set_status("failed", " ".join(str(error).split()))
         if isinstance(error, KeyboardInterrupt):
             words = f"interrupted; continue with --resume --out {folder.path}."
             raise KeyboardInterrupt(words) from None
         raise
     finally:
         display.close()
-
-
-def _record_end(folder: RunFolder, error: BaseException, *, resume: bool) -> None:
-    """Write down how a training failed."""
-    if isinstance(error, DataError) and not resume and not (folder / CHECKPOINT).exists():
-        folder.clear()  # nothing was trained: the next try finds an empty folder
-    elif isinstance(error, KeyboardInterrupt):
-        folder.set_status("interrupted")
-    else:
-        folder.set_status("failed", " ".join(str(error).split()))

@@ -15,10 +15,8 @@ from selectconv.allocate.report import AllocationReport, read_log
 from selectconv.core.models import count_slots, selective_layers
 from selectconv.deploy.cost import Cost, count
 from selectconv.errors import SelectConvError
-from selectconv.lab.train.checkpoint import load_weights
 from selectconv.lab.train.config import TrainConfig, read_recorded
-from selectconv.lab.train.network import build_model
-from selectconv.lab.train.run_data import run_data
+from selectconv.lab.train.network import build_model, load_weights, run_data
 from selectconv.lab.train.run_folder import (
     ALLOCATION,
     CONFIG,

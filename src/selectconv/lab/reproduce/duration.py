@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 from selectconv.core.threads import num_threads
 from selectconv.deploy.cost import count_macs
+from selectconv.lab.data.registry import dataset_info
 from selectconv.lab.reproduce.grid import PlannedRun
 from selectconv.lab.train.estimate import count_images, seconds_per_image
 from selectconv.lab.train.network import build_model, build_plain
-from selectconv.lab.train.run_data import describe_data
 
 _START_S = 3.0  # each run is a process of its own, which imports torch first
 
@@ -27,7 +27,8 @@ def estimate_seconds(runs: Iterable[PlannedRun], threads: int) -> dict[str, floa
     estimates: dict[str, float] = {}
     with num_threads(threads):
         for run in runs:
-            config, info = run.config, describe_data(run.config)
+            config = run.config
+            info = dataset_info(config.data, config.image_size, config.data_root)
             network = (config.model, str(config.model_options))
             shaped, trained = (*network, info.shape), (*network, config.method)
             if shaped not in macs:

@@ -8,7 +8,7 @@ quick: names that live beside networks and data are imported when a value is che
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache, partial
 from importlib.resources import files
@@ -223,29 +223,18 @@ class TrainConfig:
             check = declared.metadata["check"]
             if check and (value is not None or type(None) not in get_args(hints[declared.name])):
                 check(declared.name, value)
-        self._check_task()
-        self._check_method()
-
-    def _check_task(self) -> None:
-        """Check the network's name and options, and that the data set has enough images.
-
-        The user's own images are counted when they are read, so that a run's settings are valid
-        on any machine.
-        """
-        from selectconv.lab.data.registry import (
-            check_amounts,
-            check_dataset_name,
-            dataset_info,
-            list_datasets,
-        )
+        from selectconv.lab.data import registry
         from selectconv.lab.zoo.external import check_model_name
 
         check_model_name(self.model)
         if not isinstance(self.model_options, dict):
             wanted = "a mapping such as {growth_rate: 8}"
             raise TypeError(f"`model_options` must be {wanted}, got {self.model_options!r}.")
-        if check_dataset_name(self.data) in list_datasets():
-            check_amounts(dataset_info(self.data, self.image_size), self.subset, self.test_subset)
+        # The user's own images are counted when they are read: settings are valid on any machine.
+        if registry.check_dataset_name(self.data) in registry.list_datasets():
+            info = registry.dataset_info(self.data, self.image_size)
+            registry.check_amounts(info, self.subset, self.test_subset)
+        self._check_method()
 
     def _check_method(self) -> None:
         """Check what the method asks of the other settings."""
@@ -351,16 +340,6 @@ def _recipes() -> dict[str, Any]:
     return content
 
 
-def check_names(given: Iterable[str]) -> None:
-    """Check that these are names of settings.
-
-    Raises:
-        ValueError: one is not; the nearest one is named.
-    """
-    for name in given:
-        check_choice("setting", name, setting_names())
-
-
 def read_recorded(settings: Mapping[str, Any]) -> tuple[TrainConfig, dict[str, Any]]:
     """Read the settings of a recorded run; those that are gone since then come back by name.
 
@@ -377,7 +356,8 @@ def resolve(given: Mapping[str, Any]) -> TrainConfig:
     Raises:
         TypeError, ValueError: an unknown setting, or a value that is not accepted.
     """
-    check_names(given)
+    for name in given:
+        check_choice("setting", name, setting_names())
     recipes, values = _recipes(), {**_defaults(), **given}
     # A model's recipe is the more specific one: CondenseNet trains longer than CIFAR's default.
     values |= recipes["data"].get(str(values["data"]), {})

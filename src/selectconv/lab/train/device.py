@@ -1,7 +1,6 @@
 """The device, precision and processes of a run."""
 
 import os
-import signal
 from dataclasses import replace
 
 import torch
@@ -66,13 +65,5 @@ def build_fabric(config: TrainConfig) -> Fabric:
         strategy="ddp" if world > 1 else "auto",
         precision=config.precision,  # type: ignore[arg-type]
     )
-    handlers = {}
-    if world > 1:
-        # torch waits for the other processes in C++, half an hour if one of them has died, and
-        # Python's own handlers are not called there: Ctrl-C and SIGTERM end the process at once.
-        stops = (signal.SIGINT, signal.SIGTERM)
-        handlers = {number: signal.signal(number, signal.SIG_DFL) for number in stops}
     fabric.launch()
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
     return fabric

@@ -15,12 +15,11 @@ from selectconv.core.models import selective_layers
 from selectconv.core.plan import LayerPlan
 from selectconv.deploy.cost import count_params
 from selectconv.lab.data.image_set import DatasetInfo
-from selectconv.lab.data.registry import check_amounts, find_dataset
+from selectconv.lab.data.registry import check_amounts, dataset_info, find_dataset
 from selectconv.lab.train.config import TrainConfig
 from selectconv.lab.train.device import choose_device
 from selectconv.lab.train.loop import build_optimizer
 from selectconv.lab.train.network import build_model, check_network
-from selectconv.lab.train.run_data import describe_data
 from selectconv.tables import counted
 
 _REPEATS = 3
@@ -34,7 +33,7 @@ _MAX_SHIFT = 1.5
 def announce(config: TrainConfig, folder: Path, console: Console) -> None:
     """Print a run's plan: network, data, steps, selection, and the time it will take."""
     device = choose_device(config)
-    info = describe_data(config)
+    info = dataset_info(config.data, config.image_size, config.data_root)
     is_missing = find_dataset(config.data, config.data_root) is None
     check_amounts(info, config.subset, config.test_subset, holdout=config.holdout)
     check_network(config, info)

@@ -7,12 +7,16 @@ epoch, so a run that was killed at any moment and resumed ends with the same bit
 import json
 import re
 import time
-from collections.abc import Iterable
-from typing import Any, Protocol, cast
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from lightning_fabric import Fabric
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
 from torch import Tensor, nn
 
 from selectconv.allocate.param_groups import param_groups
@@ -22,24 +26,26 @@ from selectconv.lab.data.catalogue import Images
 from selectconv.lab.data.image_set import DatasetInfo
 from selectconv.lab.data.loaders import Batching, Loader, make_loader
 from selectconv.lab.data.registry import Splits, load_dataset
-from selectconv.lab.train.checkpoint import (
+from selectconv.lab.train.config import TrainConfig
+from selectconv.lab.train.network import (
+    build_model,
+    check_same_images,
     dump_checkpoint,
     dump_weights,
     fit_shapes,
+    in_layout,
     load_checkpoint,
+    record_data,
+    run_data,
 )
-from selectconv.lab.train.config import TrainConfig
-from selectconv.lab.train.device import build_fabric
-from selectconv.lab.train.event_file import EventFile
-from selectconv.lab.train.manifest import CHECKPOINT, PREVIOUS
-from selectconv.lab.train.network import build_model, in_layout
-from selectconv.lab.train.run_data import check_same_images, record_data, run_data
 from selectconv.lab.train.run_folder import (
     ALLOCATION,
     BEST,
+    CHECKPOINT,
     HOLDOUT,
     LAST,
     METRICS,
+    PREVIOUS,
     TENSORBOARD,
     RunFolder,
     is_first_process,
@@ -55,11 +61,12 @@ _LOST_RANK = re.compile(r"gloo|nccl|closed by peer|reset by peer|broken pipe", r
 Batches = Iterable[tuple[Tensor, Tensor]]
 
 
-class Display(Protocol):
-    """Where a run shows its progress."""
+class Display:
+    """Where a run shows its progress; this one shows nothing."""
 
     def batches(self, loader: Loader, epoch: int, what: str) -> Batches:
-        """Yield an epoch's batches while showing how far it is."""
+        """Return an epoch's batches, which show how far it is."""
+        return loader.epoch(epoch)
 
     def epoch_done(self, row: dict[str, Any], report: AllocationReport) -> None:
         """Show an epoch's line of metrics."""
@@ -83,13 +90,15 @@ def load_part(
 
 @torch.no_grad()
 def evaluate(
-    network: nn.Module, loaders: Iterable[Loader], fabric: Fabric, display: Display, epoch: int = 0
+    network: nn.Module, loaders: Sequence[Loader], fabric: Fabric, display: Display, epoch: int = 0
 ) -> dict[str, Any]:
     """Test a network, as `fabric` set it up: the content of holdout.json.
 
     Returns:
-        The number of images, the error in per cent and the mean loss.
+        The number of images, the error in per cent and the mean loss; nothing without images.
     """
+    if not loaders:
+        return {}
     network.eval()
     sums = torch.zeros(3, dtype=torch.float64)  # loss, wrong answers, images
     for loader in loaders:
@@ -106,9 +115,7 @@ def sum_over_ranks(fabric: Fabric, values: Tensor) -> Tensor:
     """Add up the values of all processes."""
     if fabric.world_size == 1:
         return values
-    summed = fabric.all_reduce(values.to(fabric.device), reduce_op="sum")
-    assert isinstance(summed, Tensor)
-    return summed.cpu()
+    return cast(Tensor, fabric.all_reduce(values.to(fabric.device), reduce_op="sum")).cpu()
 
 
 def build_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.SGD:
@@ -138,9 +145,8 @@ class Training:
     ) -> None:
         self.config, self.fabric, self.splits = config, fabric, splits
         self.train_loader = load_part(splits.train, splits.info, config, fabric, train=True)
-        self.test_loaders = []
-        if splits.test is not None:
-            self.test_loaders = [load_part(splits.test, splits.info, config, fabric)]
+        tested = [] if splits.test is None else [splits.test]
+        self.test_loaders = [load_part(part, splits.info, config, fabric) for part in tested]
         self._steps = config.epochs * len(self.train_loader)
         torch.manual_seed(config.seed)
         self.model = build_model(config, splits.info)
@@ -151,8 +157,7 @@ class Training:
             in_layout(self.model, config)  # where it was slimmed, it has new tensors
         optimizer = self._set_up()
         self.method = config.method_info.build(config, splits.info, self.model, optimizer)
-        self.best_error = float("inf")
-        self.next_epoch = 0
+        self.best_error, self.next_epoch = float("inf"), 0
         if state is not None:
             optimizer.load_state_dict(state["optimizer"])
             self.method.load_state_dict(state["allocator"])
@@ -177,7 +182,7 @@ class Training:
         if report and self.config.method_info.cuts:
             in_layout(self.model, self.config)
             self._set_up()  # the layers that were cut have new parameters
-        tested = self.evaluate(display, epoch)
+        tested = evaluate(self.wrapped, self.test_loaders, self.fabric, display, epoch)
         row = {
             "epoch": epoch,
             "train_loss": train_loss,
@@ -189,12 +194,6 @@ class Training:
             **self.method.counts(self.model),
         }
         return row, report
-
-    def evaluate(self, display: Display, epoch: int) -> dict[str, Any]:
-        """Test the network as it is; nothing is found out without test images."""
-        if not self.test_loaders:
-            return {}
-        return evaluate(self.wrapped, self.test_loaders, self.fabric, display, epoch)
 
     def state(self, epoch: int) -> dict[str, Any]:
         """Collect what a run needs to continue after `epoch`."""
@@ -223,30 +222,34 @@ class Training:
             self.optimizer.zero_grad()
             losses[number] = loss.detach()
             counts[number] = len(labels)
-            if (number + 1) % _LOOK_EVERY == 0:
-                self._check_losses(losses, epoch)
-        self._check_losses(losses, epoch)
+            is_last = number + 1 == len(losses)
+            if (number + 1) % _LOOK_EVERY == 0 or is_last:
+                bad = (~losses.isfinite()).nonzero().flatten().tolist()
+                if bad:
+                    kept = "; its last checkpoint is kept" if epoch else ""
+                    raise RunError(
+                        f"the loss is {float(losses[bad[0]])} at epoch {epoch}, step {bad[0]}: the "
+                        f"run stops{kept}. Try a smaller --lr."
+                    )
         total = (losses.cpu().double() * counts).sum()
         sums = torch.stack([total, counts.double().sum()])
         total, count = sum_over_ranks(self.fabric, sums).tolist()
         return total / count, int(count)
 
-    def _check_losses(self, losses: Tensor, epoch: int) -> None:
-        bad = (~losses.isfinite()).nonzero().flatten().tolist()
-        if bad:
-            raise RunError(
-                f"the loss is {float(losses[bad[0]])} at epoch {epoch}, step {bad[0]}: the run "
-                f"stops{'; its last checkpoint is kept' if epoch else ''}. Try a smaller --lr."
-            )
-
 
 def train(
-    config: TrainConfig, folder: RunFolder, display: Display, *, resume: bool = False
+    config: TrainConfig,
+    fabric: Fabric,
+    folder: RunFolder,
+    display: Display,
+    *,
+    resume: bool = False,
 ) -> dict[str, Any]:
     """Run a training to its end, writing its folder as it goes.
 
     Args:
         config: the settings; when resuming, those of the folder.
+        fabric: devices, precision and processes.
         folder: the folder of the run, which has been started.
         display: where progress is shown.
         resume: continue from the folder's checkpoint, if it has one.
@@ -258,7 +261,6 @@ def train(
         RunError: NaN, a damaged checkpoint, a disk that is full.
         DataError: the data set is not available.
     """
-    fabric = build_fabric(config)
     try:
         with fabric.rank_zero_first():  # one process fetches
             splits = load_dataset(
@@ -270,7 +272,7 @@ def train(
                 holdout=config.holdout,
             )
         state = None
-        if resume and folder.has_checkpoint():
+        if resume and folder.check(CHECKPOINT).exists():
             before = run_data(folder.path, config)
             check_same_images(before, splits.info, "num_train", "num_test", "shape")
             state = load_checkpoint(folder)
@@ -297,15 +299,12 @@ def _run_epochs(training: Training, folder: RunFolder, display: Display) -> None
     if is_first_process():
         folder.cut_after(training.next_epoch - 1)
         folder.set_status("running")
-        events = EventFile(folder / TENSORBOARD, training.next_epoch)
+    events = folder / TENSORBOARD / f"events.out.tfevents.{time.time_ns()}"
     for epoch in range(training.next_epoch, training.config.epochs):
         row, report = training.run_epoch(epoch, display)
-        is_best = row["test_error"] is not None and row["test_error"] < training.best_error
-        if is_best:
-            training.best_error = row["test_error"]
         if is_first_process():
-            _save_epoch(training, folder, row, report, is_best=is_best)
-            events.add(row, epoch)
+            _save_epoch(training, folder, row, report)
+            add_events(events, row)
         display.epoch_done(row, report)
     if training.config.holdout:
         info, config, fabric = training.splits.info, training.config, training.fabric
@@ -317,21 +316,40 @@ def _run_epochs(training: Training, folder: RunFolder, display: Display) -> None
 
 
 def _save_epoch(
-    training: Training,
-    folder: RunFolder,
-    row: dict[str, Any],
-    report: AllocationReport,
-    *,
-    is_best: bool,
+    training: Training, folder: RunFolder, row: dict[str, Any], report: AllocationReport
 ) -> None:
     """Write what an epoch leaves; the checkpoint last: without it, the epoch is run again."""
     contents = {METRICS: folder.with_line(METRICS, row)}
     if report:
         contents[ALLOCATION] = folder.with_line(ALLOCATION, report.to_dict())
     contents[LAST] = dump_weights(training.model)
-    if is_best:
+    if row["test_error"] is not None and row["test_error"] < training.best_error:
+        training.best_error = row["test_error"]
         contents[BEST] = contents[LAST]
     if (folder / CHECKPOINT).exists():
         contents[PREVIOUS] = (folder / CHECKPOINT).read_bytes()
     contents[CHECKPOINT] = dump_checkpoint(training.state(row["epoch"]))
     folder.write(contents)
+
+
+def add_events(path: Path, row: Mapping[str, Any]) -> None:
+    """Add an epoch's metrics to a file for TensorBoard; None is left out.
+
+    torch's SummaryWriter writes in a thread of its own, which prints a traceback when the disk is
+    full.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    values = [
+        Summary.Value(tag=name, simple_value=value)
+        for name, value in row.items()
+        if value is not None
+    ]
+    event = Event(step=row["epoch"], wall_time=time.time(), summary=Summary(value=values))
+    try:
+        path.parent.mkdir(exist_ok=True)
+        with path.open("ab") as file:
+            RecordWriter(file).write(event.SerializeToString())
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror or error}.") from error

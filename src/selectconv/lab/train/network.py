@@ -1,10 +1,19 @@
-"""A run's network: built as its settings say, or loaded from its folder."""
+"""A run's network: built as its settings say, written into its folder, and loaded from there.
 
-from dataclasses import dataclass, replace
+What a run knows about images that are the user's own is written into its folder: so a trained
+network can be loaded, compressed and exported where the images are not, and a run does not go on
+with other images than it began with.
+"""
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
@@ -13,17 +22,23 @@ from selectconv.errors import RunError, UsageError
 from selectconv.graph.convert import convert
 from selectconv.graph.example import evaluating
 from selectconv.lab.data.image_set import DatasetInfo
-from selectconv.lab.train.checkpoint import load_weights
+from selectconv.lab.data.registry import dataset_info
 from selectconv.lab.train.config import TrainConfig, resolve
-from selectconv.lab.train.run_data import run_data
-from selectconv.lab.train.run_folder import BEST, LAST, RunFolder
+from selectconv.lab.train.run_folder import BEST, CHECKPOINT, IMAGES, LAST, RunFolder
 from selectconv.lab.zoo import create_model
 from selectconv.lab.zoo.external import build_external, is_external
 from selectconv.lab.zoo.learned_group_conv import condense
 
 # The options of an external network that are `convert`'s, not the network's.
 _OF_CONVERT = ("realloc", "min_channels")
+FORMAT = 1  # of checkpoints
 _IMAGES = 2  # with which a network is tried
+_WORDS = {
+    "classes": "classes",
+    "num_train": "number of training images",
+    "num_test": "number of test images",
+    "shape": "shape of the images",
+}
 
 
 def build_model(config: TrainConfig, info: DatasetInfo) -> nn.Module:
@@ -100,8 +115,6 @@ def load_run(path: str | Path, *, best: bool = False) -> TrainedRun:
         UsageError: the folder is not a run, or has no weights yet.
         RunError: the weights are damaged, or those of another network.
     """
-    if not str(path):
-        raise UsageError("`dir` must be the folder of a run, got an empty name.")
     folder = RunFolder(path)
     try:
         config = resolve(folder.read_config())
@@ -179,3 +192,121 @@ def _run(model: nn.Module, config: TrainConfig, info: DatasetInfo) -> Any:
             f"`model` {config.model!r} must take images of shape ({shape}) and return a tensor "
             f"(N, {info.num_classes}); it fails with {type(error).__name__}: {error}"
         ) from error
+
+
+def dump_checkpoint(state: Mapping[str, Any]) -> bytes:
+    """Return the content of a checkpoint."""
+    content = io.BytesIO()
+    torch.save({"format": FORMAT, **state}, content)
+    return content.getvalue()
+
+
+def load_checkpoint(folder: RunFolder) -> dict[str, Any]:
+    """Read a run's checkpoint.
+
+    Raises:
+        RunError: it is damaged, or of another format; it is named and left as it is.
+    """
+    path = folder.check(CHECKPOINT)
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        found = state["format"]
+    except Exception as error:  # a damaged file can fail in any way inside the reader
+        # torch's own message suggests weights_only=False, so it is not repeated.
+        kind = type(error).__name__
+        raise RunError(f"{path} is damaged: it cannot be read ({kind}).") from error
+    if found != FORMAT:
+        raise RunError(f"{path} has format {found!r}; this version reads {FORMAT}.")
+    return state
+
+
+def dump_weights(model: nn.Module) -> bytes:
+    """Return a model's state_dict in the format of safetensors."""
+    state = model.state_dict()
+    return save({name: value.detach().cpu().contiguous() for name, value in state.items()})
+
+
+def load_weights(path: Path, model: nn.Module, *, slimmed: bool = False) -> None:
+    """Load a run's file of weights into a model.
+
+    Args:
+        path: the file.
+        model: the run's network.
+        slimmed: channels may have been cut: narrow the model's layers to the file's shapes.
+
+    Raises:
+        RunError: the file is missing, damaged, or of another model.
+    """
+    tensors = load_file(RunFolder(path.parent).check(path.name))
+    try:
+        if slimmed:
+            fit_shapes(model, tensors)
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise RunError(f"{path} does not fit the model: {str(error).splitlines()[0]}") from error
+
+
+def fit_shapes(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Give a model's layers, in place, the shapes of a slimmed model's state_dict.
+
+    What changes holds new tensors of unset values, for `load_state_dict` to fill.
+    """
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Conv2d | nn.BatchNorm2d | nn.Linear):
+            continue
+        for key, tensor in module.state_dict().items():
+            stored = weights[f"{name}.{key}"]
+            if stored.shape != tensor.shape:
+                new = torch.empty_like(stored, device=tensor.device)
+                setattr(module, key, nn.Parameter(new) if key in module._parameters else new)
+        width = len(module.weight)
+        if isinstance(module, nn.Conv2d):
+            module.out_channels, module.in_channels = width, module.weight.shape[1] * module.groups
+        elif isinstance(module, nn.BatchNorm2d):
+            module.num_features = width
+        else:
+            module.out_features, module.in_features = module.weight.shape
+
+
+def run_data(folder: Path, config: TrainConfig) -> DatasetInfo:
+    """Return what is known about a run's data set; no images are needed.
+
+    Raises:
+        RunError: the run's own file about it is damaged.
+    """
+    path = RunFolder(folder).check(IMAGES)
+    if not path.exists():
+        return dataset_info(config.data, config.image_size, config.data_root)
+    content: dict[str, Any] = json.loads(path.read_bytes())
+    lists = {key: tuple(value) for key, value in content.items() if isinstance(value, list)}
+    return DatasetInfo(**{**content, **lists})
+
+
+def record_data(folder: RunFolder, info: DatasetInfo) -> None:
+    """Write what is known about the user's own images."""
+    if info.classes:
+        text = json.dumps(asdict(info), indent=1) + "\n"
+        folder.write({IMAGES: text.encode()})
+
+
+def check_same_images(
+    before: DatasetInfo, found: DatasetInfo, *names: str, remedy: str = "start another run"
+) -> None:
+    """Refuse images that differ from those that a run began with.
+
+    Args:
+        before: as the run knows them.
+        found: as they are now.
+        names: what must be equal besides the classes: attributes of `DatasetInfo`.
+        remedy: what else to do than to restore the images.
+
+    Raises:
+        UsageError: they differ.
+    """
+    for name in ("classes", *names):
+        old, new = getattr(before, name), getattr(found, name)
+        if old != new:
+            raise UsageError(
+                f"`data`: {found.name} has other images than the run began with: restore them, or "
+                f"{remedy}. Its {_WORDS[name]}: {new}; the run's: {old}."
+            )

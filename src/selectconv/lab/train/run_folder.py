@@ -1,8 +1,14 @@
 """A run's folder: its files, each of which appears whole or not at all.
 
 Under torchrun every process holds the folder; only the first one writes into it.
+
+A file that was damaged or changed is refused before it is used. `manifest.json` has the SHA-256 of
+the files. It is written once for the files of an epoch, and before them, with the digests of those
+that they replace, which are accepted until the checkpoint, the last of them, is in place. So a
+process that dies in between leaves a folder that can be read and resumed.
 """
 
+import hashlib
 import json
 import os
 import platform
@@ -18,18 +24,12 @@ import yaml
 
 from selectconv import __version__
 from selectconv.errors import RunError, UsageError
-from selectconv.files import read_json_lines, write_text
-from selectconv.lab.train.manifest import (
-    CHECKPOINT,
-    MANIFEST,
-    PREVIOUS,
-    is_unchanged,
-    write_files,
-)
+from selectconv.files import read_json_lines, write_text, write_whole
 
 CONFIG, ENVIRONMENT, STATUS = "config.yaml", "env.json", "status.json"
 STATUSES = ("running", "done", "failed", "interrupted")
 METRICS, ALLOCATION = "metrics.jsonl", "allocation.jsonl"
+CHECKPOINT, PREVIOUS, MANIFEST = "last.ckpt", "previous.ckpt", "manifest.json"
 LAST, BEST = "last.safetensors", "best.safetensors"
 HOLDOUT, IMAGES, TENSORBOARD = "holdout.json", "images.json", "tensorboard"
 OWN: tuple[str, ...] = (
@@ -116,16 +116,14 @@ class RunFolder:
         Raises:
             UsageError: there are files that no run wrote.
         """
-        names = [entry.name for entry in self._entries()]
-        own = OWN
-        if CONFIG in names:  # elsewhere, a model.onnx is somebody else's
-            own += (COMPRESSED, ONNX, REPORT)
-        foreign = [name for name in names if name.removesuffix(".part") not in own]
-        if foreign:
-            raise UsageError(
-                f"{self.path} holds {foreign[0]!r}, which no run wrote: nothing was deleted; "
-                "choose another --out."
-            )
+        # Where there is no run, a model.onnx is somebody else's.
+        own = (*OWN, COMPRESSED, ONNX, REPORT) if (self / CONFIG).exists() else OWN
+        for entry in self._entries():
+            if entry.name.removesuffix(".part") not in own:
+                raise UsageError(
+                    f"{self.path} holds {entry.name!r}, which no run wrote: nothing was deleted; "
+                    "choose another --out."
+                )
 
     def clear(self) -> None:
         """Delete a run's own files; refuse a folder that holds anything else.
@@ -145,11 +143,10 @@ class RunFolder:
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Write the settings and the environment into the folder, which exists."""
-        if is_first_process():
-            settings = yaml.safe_dump(dict(config), sort_keys=False)
-            environment = json.dumps(describe_environment(), indent=2) + "\n"
-            self.write({CONFIG: settings.encode(), ENVIRONMENT: environment.encode()})
-            self.set_status("running")
+        settings = yaml.safe_dump(dict(config), sort_keys=False)
+        environment = json.dumps(describe_environment(), indent=2) + "\n"
+        self.write({CONFIG: settings.encode(), ENVIRONMENT: environment.encode()})
+        self.set_status("running")
 
     def write(self, contents: Mapping[str, bytes]) -> None:
         """Write files with their digests, in this order; a checkpoint comes last.
@@ -169,22 +166,13 @@ class RunFolder:
         path = self / name
         if not is_unchanged(path):
             remedy = "restore it, or train again"
-            previous = self / PREVIOUS
-            if name == CHECKPOINT and previous.exists() and is_unchanged(previous):
+            if name == CHECKPOINT and (self / PREVIOUS).exists() and is_unchanged(self / PREVIOUS):
                 remedy = (
                     f"{PREVIOUS}, of the epoch before, is intact: rename it to {CHECKPOINT}, "
                     "then --resume"
                 )
             raise RunError(f"{path} is damaged: it is not what the run wrote; {remedy}.")
         return path
-
-    def has_checkpoint(self) -> bool:
-        """Return whether the run can go on from a checkpoint.
-
-        Raises:
-            RunError: it was damaged, changed or deleted.
-        """
-        return self.check(CHECKPOINT).exists()
 
     def read_config(self) -> dict[str, Any]:
         """Read the settings of the run.
@@ -193,8 +181,8 @@ class RunFolder:
             RunError: they are missing, or not what the run wrote.
         """
         if not (self / CONFIG).exists():
-            lack = f"it has no {CONFIG}" if self.path.is_dir() else "there is no such folder"
-            lack = "it is a file" if self.path.is_file() else lack
+            is_there = self.path.exists()
+            lack = f"it has no {CONFIG}" if is_there else "there is no such folder"
             raise RunError(f"{self.path} is not a run: {lack}.")
         path = self.check(CONFIG)
         try:
@@ -226,7 +214,9 @@ class RunFolder:
     def set_status(self, status: str, message: str | None = None) -> None:
         """Write the status, with a message for a failed run; without settings there is no run."""
         if is_first_process() and (self / CONFIG).exists():
-            content = {"status": status, **({} if message is None else {"message": message})}
+            content = (
+                {"status": status} if message is None else {"status": status, "message": message}
+            )
             write_text(self / STATUS, json.dumps(content) + "\n")
 
     def read(self, name: str) -> list[dict[str, Any]]:
@@ -246,8 +236,8 @@ class RunFolder:
         """Drop the lines of epochs after the checkpoint's: those epochs will be run again."""
         for name in (METRICS, ALLOCATION):
             rows = self.read(name)
-            if any(row["epoch"] > epoch for row in rows):
-                kept = [row for row in rows if row["epoch"] <= epoch]
+            kept = [row for row in rows if row["epoch"] <= epoch]
+            if kept != rows:
                 self.write({name: dump_lines(kept)})
 
 
@@ -256,13 +246,84 @@ def dump_lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
     return "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
 
 
+def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Write the manifest, then each of the files whole, in their order.
+
+    Args:
+        folder: the run's folder.
+        contents: of each file; a checkpoint comes last.
+
+    Raises:
+        RunError: one cannot be written; what is there is still accepted.
+    """
+    record = _read_manifest(folder)
+    for name, content in contents.items():
+        record["before"][name] = _digest(folder / name)
+        record["files"][name] = hashlib.sha256(content).hexdigest()
+    # The manifest has a digest, too: a file whose name is damaged there would not be checked.
+    whole = {**record, "digest": _digest_of(record)}
+    write_text(folder / MANIFEST, json.dumps(whole, indent=1) + "\n")
+    for name, content in contents.items():
+        write_whole(folder / name, content)
+
+
+def is_unchanged(path: Path) -> bool:
+    """Return whether a file is what the run wrote; a missing one, if it never wrote it.
+
+    Raises:
+        RunError: the file or the manifest cannot be read.
+    """
+    # A run may replace the file between a look at it and one at the manifest.
+    return any(_is_accepted(path) for _ in range(3))
+
+
+def _is_accepted(path: Path) -> bool:
+    record, found = _read_manifest(path.parent), _digest(path)
+    files, before = record["files"], record["before"]
+    if found == files.get(path.name):
+        return True
+    if path.name == CHECKPOINT and found == files.get(PREVIOUS, "none"):
+        return True  # the user has put the one before in its place
+    is_complete = CHECKPOINT in files and _digest(path.parent / CHECKPOINT) == files[CHECKPOINT]
+    return not is_complete and path.name in before and found == before[path.name]
+
+
+def _digest(path: Path) -> str | None:
+    """Return a file's digest; None if there is no such file."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _digest_of(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _read_manifest(folder: Path) -> dict[str, dict[str, str | None]]:
+    path = folder / MANIFEST
+    try:
+        record: dict[str, Any] = json.loads(path.read_bytes())
+        if record.pop("digest") != _digest_of(record):
+            raise ValueError("it is not what the run wrote")
+        return record
+    except FileNotFoundError:
+        return {"files": {}, "before": {}}
+    except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
+        raise RunError(f"{path} is damaged: {error}; restore it, or train again.") from error
+
+
 def describe_environment() -> dict[str, Any]:
     """Collect what results depend on besides the settings: commit, versions, hardware."""
     import torch  # takes seconds, and reading a folder does not need it
 
     # Installed in somebody's repository, that repository would answer.
     is_ours = _git("ls-files", "--error-unmatch", Path(__file__).name) is not None
-    packages = ("torch", "numpy", "lightning-fabric")
+    # torch's own word names its build as well, such as 2.13.0+cpu.
+    versions = {"selectconv": __version__, "torch": str(torch.__version__)}
     hardware = platform.processor() or platform.machine()
     if torch.cuda.is_available():
         hardware = ", ".join(map(torch.cuda.get_device_name, range(torch.cuda.device_count())))
@@ -271,7 +332,7 @@ def describe_environment() -> dict[str, Any]:
         "dirty": is_ours and bool(_git("status", "--porcelain")),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "versions": {"selectconv": __version__} | {name: version(name) for name in packages},
+        "versions": versions | {name: version(name) for name in ("numpy", "lightning-fabric")},
         "hardware": hardware,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),

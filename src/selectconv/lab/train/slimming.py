@@ -21,9 +21,8 @@ from selectconv.errors import RunError
 from selectconv.extras import import_extra
 from selectconv.lab.data.image_set import DatasetInfo
 from selectconv.lab.train.channels import ChannelMethod, change_nothing
-from selectconv.lab.train.checkpoint import fit_shapes
 from selectconv.lab.train.config import TrainConfig
-from selectconv.lab.train.network import build_model
+from selectconv.lab.train.network import build_model, fit_shapes
 from selectconv.lab.zoo.densenet import DenseUnit
 from selectconv.lab.zoo.resnet import Bottleneck
 

@@ -13,7 +13,7 @@ import json
 import sys
 from pathlib import Path
 
-from selectconv.lab.train.run_folder import MANIFEST, OWN, STATUS, write_files
+from selectconv.lab.train.run_folder import MANIFEST, OWN, STATUS, RunFolder
 
 OLD, NEW = "selectconv.reproduce.networks", "selectconv.lab.reproduce.networks"
 
@@ -33,7 +33,7 @@ def migrate(run: Path) -> None:
     lines = contents["config.yaml"].decode().splitlines(keepends=True)
     text = "".join(line for line in lines if line != "growth: importance\n").replace(OLD, NEW)
     if not (run / MANIFEST).exists() or text.encode() != contents["config.yaml"]:
-        write_files(run, {**contents, "config.yaml": text.encode()})
+        RunFolder(run).write({**contents, "config.yaml": text.encode()})
     digests.unlink(missing_ok=True)
     if OLD in run.name:
         run.rename(run.with_name(run.name.replace(OLD, NEW)))

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from selectconv.lab.train.run_folder import write_files
+from selectconv.lab.train.run_folder import RunFolder
 from soak.commands import check_words, differences, interrupted, run, undisturbed
 from soak.driver import DIFFERENT, EXECUTED, FOREIGN, Ended, Wrong
 
@@ -142,7 +142,7 @@ def _anonymous(page: Path, folder: Path) -> str:
 
 def forge(folder: Path, name: str) -> None:
     """Record a damaged file's digest."""
-    write_files(folder, {name: (folder / name).read_bytes()})
+    RunFolder(folder).write({name: (folder / name).read_bytes()})
 
 
 def flipped(draw: random.Random, path: Path, marker: Path) -> bytes:

@@ -14,11 +14,11 @@ import time
 import pytest
 import torch
 import yaml
+from rich.progress import Progress
 
 from said import complaint
 from selectconv.__main__ import main
 from selectconv.errors import DataError
-from selectconv.lab.cli.display import RunDisplay
 from selectconv.lab.cli.main import build_parser
 from selectconv.lab.cli.train import read_settings
 from selectconv.lab.train import loop, network, run_folder
@@ -423,6 +423,7 @@ def test_what_fails_in_an_epoch_leaves_what_was_trained(error, said, tmp_path, c
     assert complaint(capsys) == f"selectconv: {said}"
     assert run_folder.RunFolder(out).status() == "failed"
     assert len(run_folder.RunFolder(out).read("metrics.jsonl")) == 1
+    run_folder.RunFolder(out).set_status("done")  # that of another run: the metrics tell
     assert main(["train", "--resume", "--out", str(out)]) == 0
     assert len(run_folder.RunFolder(out).read("metrics.jsonl")) == 2
 
@@ -473,10 +474,8 @@ def test_a_failure_to_write_is_not_the_users_input(finished, tmp_path, capsys, m
 
 
 def test_a_training_may_run_in_a_thread_and_its_bar_always_goes(tmp_path, monkeypatch):
-    ended = []
-    close = RunDisplay.close
-    monkeypatch.setattr(RunDisplay, "close", lambda display: ended.append(close(display)))
-    codes = []
+    ended, codes = [], []
+    monkeypatch.setattr(Progress, "stop", ended.append)
     words = ["train", *SMALL, "--out", str(tmp_path / "run")]
     thread = threading.Thread(target=lambda: codes.append(main(words)))
     thread.start()

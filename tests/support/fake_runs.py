@@ -10,7 +10,7 @@ import selectconv as sc
 from selectconv.lab.data.registry import dataset_info
 from selectconv.lab.train.config import resolve
 from selectconv.lab.train.network import build_model, dump_weights
-from selectconv.lab.train.run_folder import MANIFEST, write_files
+from selectconv.lab.train.run_folder import MANIFEST, RunFolder
 
 SETTINGS = {
     "data": "digits",
@@ -94,5 +94,5 @@ def seal(path: Path) -> Path:
     """Write the manifest of a run's files as they are."""
     (path / MANIFEST).unlink(missing_ok=True)
     names = [entry.name for entry in path.iterdir() if entry.is_file()]
-    write_files(path, {name: (path / name).read_bytes() for name in names})
+    RunFolder(path).write({name: (path / name).read_bytes() for name in names})
     return path

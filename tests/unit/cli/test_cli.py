@@ -236,16 +236,15 @@ def test_a_terminal_gets_a_bar_and_everyone_one_line_per_epoch(is_terminal):
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=is_terminal, width=100)
     display = RunDisplay(resolve({"data": "digits", "epochs": 5}), console)
-    for epoch in (3, 4):
-        assert list(display.batches(Loader(), epoch, "train")) == [(epoch, n) for n in range(3)]
-        assert len(list(display.batches(Loader(), epoch, "test"))) == 3
-        display.epoch_done({"epoch": epoch, **ROW}, AllocationReport(epoch, AllocationPlan()))
+    with display.bar:
+        for epoch in (3, 4):
+            assert list(display.batches(Loader(), epoch, "train")) == [(epoch, n) for n in range(3)]
+            assert len(list(display.batches(Loader(), epoch, "test"))) == 3
+            display.epoch_done({"epoch": epoch, **ROW}, AllocationReport(epoch, AllocationPlan()))
+        assert display.bar.live.is_started == is_terminal
     (task,) = display.bar.tasks
     assert task.completed == task.total == 15
     assert task.description == "epoch 4, test"
-    assert display.bar.live.is_started == is_terminal
-    display.close()
-    assert not display.bar.live.is_started
     lines = screen.getvalue().splitlines()
     assert screen.getvalue().count("12.50 %") == 2
     if not is_terminal:
@@ -253,12 +252,3 @@ def test_a_terminal_gets_a_bar_and_everyone_one_line_per_epoch(is_terminal):
         assert first == "resumed at epoch 3"
         assert head.startswith("epoch")
         assert len(rest) == 2
-
-
-def test_what_comes_next_leaves_out_what_needs_test_images(tmp_path):
-    from selectconv.lab.cli.train import next_commands
-
-    for is_tested, verbs in ((True, ["eval", "report"]), (False, [])):
-        words = next_commands(tmp_path, is_tested=is_tested).splitlines()[1:]
-        assert [line.split()[1] for line in words] == [*verbs, "compress", "export"]
-        assert all(str(tmp_path) in line for line in words)

@@ -176,15 +176,6 @@ def test_a_start_that_was_cut_short_leaves_an_empty_folder(folder, monkeypatch):
     assert not folder.is_empty()
 
 
-def test_a_run_is_finished_if_its_status_and_its_metrics_say_so(folder):
-    folder.start({"seed": 0})
-    write_epoch(folder, 0)
-    assert not folder.is_finished(1)
-    folder.set_status("done")
-    assert folder.is_finished(1)
-    assert not folder.is_finished(2)  # the status of another run
-
-
 @pytest.mark.parametrize("text", ["- 1\n", "a: [", "!!python/object/apply:os.mkdir [bomb]"])
 def test_settings_that_cannot_be_read(folder, text):
     folder.write({"config.yaml": text.encode()})

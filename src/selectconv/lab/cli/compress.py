@@ -41,7 +41,7 @@ def run(options: Namespace) -> None:
     from selectconv.deploy.compress import compress
     from selectconv.deploy.compressed_file import save_compressed
     from selectconv.deploy.cost import count, count_params
-    from selectconv.lab.train.network import build_plain, load_run
+    from selectconv.lab.train.network import build_plain, dump_weights, load_run
 
     trained = load_run(options.dir, best=options.best)
     plain, model = build_plain(trained.config, trained.info).eval(), trained.finished()
@@ -52,12 +52,14 @@ def run(options: Namespace) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     save_compressed(small, out)
     dense, kept = count(plain, example[:1]), count(small, example[:1])
-    rows = [
-        _row("plain", dense.params, dense.macs, _size_of(plain)),
+    figures = (
+        ("plain", dense.params, dense.macs, len(dump_weights(plain))),
         # Masked weights are stored and multiplied like the others.
-        _row("masked", count_params(model), dense.macs, _size_of(model)),
-        _row("compressed", kept.params, kept.macs, out.stat().st_size),
-    ]
+        ("masked", count_params(model), dense.macs, len(dump_weights(model))),
+        ("compressed", kept.params, kept.macs, out.stat().st_size),
+    )
+    columns = ("model", "params", "macs", "file_bytes")
+    rows: list[dict[str, Any]] = [dict(zip(columns, row, strict=True)) for row in figures]
     if options.table:
         rows.append({**rows[-1], "model": "onnx"})
         _measure(rows, (plain, model, small), example, options.repeats)
@@ -69,11 +71,6 @@ def run(options: Namespace) -> None:
                 "Larger than the plain network, because shifts are stored as small convolutions. "
                 "For a smaller network, train with --method dealloc."
             )
-
-
-def _row(model: str, params: int, macs: int, size: int) -> dict[str, Any]:
-    row = {"model": model, "params": params, "macs": macs, "file_bytes": size}
-    return {**row, "ms": None, "time_ratio": None}
 
 
 def _measure(
@@ -97,10 +94,3 @@ def _measure(
         own = times[row["model"]]
         row["ms"] = round(statistics.median(own) * 1000, 4)
         row["time_ratio"] = round(statistics.median(ratios(own, times["plain"])), 4)
-
-
-def _size_of(model: Any) -> int:
-    from safetensors.torch import save
-
-    tensors = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
-    return len(save(tensors))

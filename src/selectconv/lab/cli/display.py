@@ -49,7 +49,6 @@ class RunDisplay(Display):
             size = len(loader)
             total = self.config.epochs * size
             self.bar.update(self._task, total=total, completed=epoch * size)
-            self.bar.start()
         for batch in loader.epoch(epoch):
             yield batch
             if what == "train":
@@ -73,7 +72,3 @@ class RunDisplay(Display):
             f" {closed:9d} / {opened:<6d} {row['moved']:6d} {row['closed']:8d}",
             highlight=False,
         )
-
-    def close(self) -> None:
-        """Take the bar away, however the training ended."""
-        self.bar.stop()

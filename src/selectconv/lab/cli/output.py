@@ -46,8 +46,6 @@ def check_folder(path: str | Path) -> Path:
         UsageError: it cannot be one.
     """
     folder = Path(path)
-    if not str(path):
-        raise UsageError("`out` must be a folder, got an empty name.")
     place = next(place for place in (folder, *folder.parents) if place.exists())
     if not place.is_dir():
         raise UsageError(f"`out` must be a folder, and {place} is a file.")
@@ -63,7 +61,7 @@ def check_file(path: str | Path) -> Path:
         UsageError: it cannot be one, or is a run's own.
     """
     file = Path(path)
-    if not str(path) or file.is_dir():
+    if file.is_dir():
         raise UsageError(f"`out` must be a file, got {str(path)!r}, which is none.")
     if file.name in OWN and (file.parent / CONFIG).exists():
         raise UsageError(f"{file} belongs to a run: choose another `out`.")

@@ -53,7 +53,12 @@ ARGUMENTS = [
 def run(options: Namespace) -> None:
     """Carry out the runs of a grid, and write its tables."""
     grid = load_grid(options.table, options.scale)
-    chosen = choose_runs(grid, options.only)
+    chosen = tuple(run for run in grid.runs if fnmatchcase(run.name, options.only or "*"))
+    if not chosen:
+        raise UsageError(
+            f"`only` {options.only!r} matches no run of {grid.table}, {grid.scale}: names are like "
+            f"{grid.runs[0].name}, and * stands for any characters; --dry-run lists the names."
+        )
     check_choice("engine", options.engine, ENGINES)
     if options.gpus_per_run is not None:
         check_non_negative("gpus_per_run", options.gpus_per_run)
@@ -79,21 +84,6 @@ def run(options: Namespace) -> None:
             engine=options.engine,
             gpus_per_run=options.gpus_per_run,
         )
-
-
-def choose_runs(grid: Grid, pattern: str | None) -> tuple[PlannedRun, ...]:
-    """Return the runs of a grid whose names match a pattern; None: all of them.
-
-    Raises:
-        UsageError: no name does.
-    """
-    chosen = tuple(run for run in grid.runs if fnmatchcase(run.name, pattern or "*"))
-    if not chosen:
-        raise UsageError(
-            f"`only` {pattern!r} matches no run of {grid.table}, {grid.scale}: names are like "
-            f"{grid.runs[0].name}, and * stands for any characters; --dry-run lists the names."
-        )
-    return chosen
 
 
 def run_grid(

@@ -27,6 +27,7 @@ from selectconv.lab.train.config import (
 )
 from selectconv.lab.train.run_folder import (
     CHECKPOINT,
+    METRICS,
     RunFolder,
     check_free,
     is_first_process,
@@ -152,7 +153,8 @@ def run(options: Namespace) -> None:
     config, folder = choose_run(given, options.out, resume=options.resume)
     is_first = is_first_process()  # which looks after the folder
     console = Console(soft_wrap=True, quiet=not is_first, markup=False, highlight=False)
-    if options.resume and folder.is_finished(config.epochs):
+    is_done = options.resume and folder.status() == "done"
+    if is_done and len(folder.read(METRICS)) == config.epochs:
         console.print(f"{folder.path} is already finished.")
         return
     if config.device != "cuda" and config.precision == "bf16-mixed":
@@ -178,27 +180,16 @@ def run(options: Namespace) -> None:
         if options.overwrite:
             folder.clear()
         last = carry_out(config, folder, console, resume=options.resume)
-    is_tested = last["test_error"] is not None
     result = f"train loss {last['train_loss']:.4f}, no test images"
-    if is_tested:
+    verbs = {"compress": "a smaller network with the same outputs", "export": "an ONNX file"}
+    if last["test_error"] is not None:
         result = f"test error {last['test_error']:.2f} %"
+        verbs |= {"eval": "test its weights again", "report": "tables and figures of the run"}
     console.print(f"done: {result} at the last epoch; see {folder.path}")
     if console.is_terminal:
-        console.print(next_commands(folder.path, is_tested=is_tested))
-
-
-def next_commands(run: Path, *, is_tested: bool) -> str:
-    """Return what can be done with a finished run; `eval` and `report` need test images."""
-    place = shlex.quote(str(run))
-    tests = [
-        (f"selectconv eval {place}", "test its weights again"),
-        (f"selectconv report {place}", "tables and figures of the run"),
-    ]
-    others = [
-        (f"selectconv compress {place}", "a smaller network with the same outputs"),
-        (f"selectconv export {place}", "an ONNX file"),
-    ]
-    return list_commands("next:", [*tests, *others] if is_tested else others)
+        place = shlex.quote(str(folder.path))
+        commands = [(f"selectconv {verb} {place}", words) for verb, words in verbs.items()]
+        console.print(list_commands("next:", commands))
 
 
 def choose_run(
@@ -258,7 +249,9 @@ def carry_out(
                 words = "has no checkpoint yet: starting at epoch 0."
                 print(f"{folder.path} {words}", file=sys.stderr)
             folder.start(config.to_dict())
-        return train(config, signals.launch(config), folder, display, resume=resume)
+        fabric = signals.launch(config)
+        with display.bar:
+            return train(config, fabric, folder, display, resume=resume)
     except BaseException as error:
         signals.ignore()  # the process ends now; one on top must not cut off the line that says why
         with suppress(OSError, SelectConvError):  # the failure itself is reported anyway
@@ -272,5 +265,3 @@ def carry_out(
             words = f"interrupted; continue with --resume --out {folder.path}."
             raise KeyboardInterrupt(words) from None
         raise
-    finally:
-        display.close()

@@ -43,7 +43,6 @@ def setting(
     check: Callable[[str, Any], object] | None,
     *,
     group: Group = "training",
-    none_word: str | None = None,
     **default: Any,
 ) -> Any:
     """Declare a field of `TrainConfig`; without a default, `recipes.yaml` must have a value.
@@ -53,12 +52,9 @@ def setting(
         check: called with the name and a value; raises TypeError or ValueError. A value None is
             accepted where the type says so. None: `TrainConfig` itself checks it.
         group: what it belongs to.
-        none_word: how None is written in flags and files, if it is a choice of its own; otherwise
-            a missing value or null means None.
         default: `default` or `default_factory` of `dataclasses.field`.
     """
-    declared = {"help": help, "check": check, "group": group, "none_word": none_word}
-    return field(metadata=declared, **default)
+    return field(metadata={"help": help, "check": check, "group": group}, **default)
 
 
 _at_least_one = partial(check_count, minimum=1)
@@ -125,7 +121,6 @@ class TrainConfig:
         "N_max: largest number of copies of a channel, or none for no limit",
         _at_least_one,
         group="selection",
-        none_word="none",
     )
     stop_at: float = setting(
         "first part of the training in which channels are de- and re-allocated, from 0 to 1",
@@ -275,11 +270,9 @@ class TrainConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain types, in the order in which they are declared."""
-        # In YAML, null is "not given"; where None is a choice, it has a word of its own.
-        return {
-            name: declared["none_word"] if getattr(self, name) is None else getattr(self, name)
-            for name, declared in _DECLARED.items()
-        }
+        values = {name: getattr(self, name) for name in setting_names()}
+        # In YAML, null is "not given"; where None is a choice, it is written as a word.
+        return {**values, "max_copies": "none" if self.max_copies is None else self.max_copies}
 
     def lr_at(self, step: int, steps: int) -> float:
         """Compute the learning rate of a step: a cosine from `lr` to 0 over the whole training."""
@@ -366,6 +359,6 @@ def resolve(given: Mapping[str, Any]) -> TrainConfig:
     method = METHODS.get(str(values["method"]))  # None: refused below
     if method and values["target_macs"] is None and values["target_params"] is None:
         values["target_macs"] = method.target_macs
-    words = {name: declared["none_word"] for name, declared in _DECLARED.items()}
-    settings: dict[str, Any] = {n: None if v == words[n] else v for n, v in values.items()}
-    return TrainConfig(**settings)
+    if values["max_copies"] == "none":
+        values["max_copies"] = None
+    return TrainConfig(**values)

@@ -149,13 +149,22 @@ class RunFolder:
         self.set_status("running")
 
     def write(self, contents: Mapping[str, bytes]) -> None:
-        """Write files with their digests, in this order; a checkpoint comes last.
+        """Write the manifest, then the files in this order; a checkpoint comes last.
 
         Raises:
             RunError: one cannot be written; the run can still be resumed.
         """
-        if is_first_process():
-            write_files(self.path, contents)
+        if not is_first_process():
+            return
+        record = _read_manifest(self.path)
+        for name, content in contents.items():
+            record["before"][name] = _digest(self / name)
+            record["files"][name] = hashlib.sha256(content).hexdigest()
+        # The manifest has a digest, too: a file whose name is damaged there would not be checked.
+        whole = {**record, "digest": _digest_of(record)}
+        write_text(self / MANIFEST, json.dumps(whole, indent=1) + "\n")
+        for name, content in contents.items():
+            write_whole(self / name, content)
 
     def check(self, name: str) -> Path:
         """Return the path of a file as the run wrote it; it does not exist if the run did not.
@@ -163,16 +172,17 @@ class RunFolder:
         Raises:
             RunError: it was damaged, changed or deleted.
         """
-        path = self / name
-        if not is_unchanged(path):
-            remedy = "restore it, or train again"
-            if name == CHECKPOINT and (self / PREVIOUS).exists() and is_unchanged(self / PREVIOUS):
-                remedy = (
-                    f"{PREVIOUS}, of the epoch before, is intact: rename it to {CHECKPOINT}, "
-                    "then --resume"
-                )
-            raise RunError(f"{path} is damaged: it is not what the run wrote; {remedy}.")
-        return path
+        path, previous = self / name, self / PREVIOUS
+        # A run may replace the file between a look at it and one at the manifest.
+        if any(_is_accepted(path) for _ in range(3)):
+            return path
+        remedy = "restore it, or train again"
+        if name == CHECKPOINT and previous.exists() and _is_accepted(previous):
+            remedy = (
+                f"{PREVIOUS}, of the epoch before, is intact: rename it to {CHECKPOINT}, "
+                "then --resume"
+            )
+        raise RunError(f"{path} is damaged: it is not what the run wrote; {remedy}.")
 
     def read_config(self) -> dict[str, Any]:
         """Read the settings of the run.
@@ -202,14 +212,6 @@ class RunFolder:
             return STATUSES[STATUSES.index(json.loads(content)["status"])]
         except (ValueError, LookupError, TypeError) as error:
             raise RunError(f"{path} is damaged; delete it, and go on with --resume.") from error
-
-    def is_finished(self, epochs: int) -> bool:
-        """Return whether the run is done; what its status says must agree with its metrics.
-
-        Raises:
-            RunError: the metrics were damaged or changed.
-        """
-        return self.status() == "done" and len(self.read(METRICS)) == epochs
 
     def set_status(self, status: str, message: str | None = None) -> None:
         """Write the status, with a message for a failed run; without settings there is no run."""
@@ -246,38 +248,8 @@ def dump_lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
     return "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
 
 
-def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write the manifest, then each of the files whole, in their order.
-
-    Args:
-        folder: the run's folder.
-        contents: of each file; a checkpoint comes last.
-
-    Raises:
-        RunError: one cannot be written; what is there is still accepted.
-    """
-    record = _read_manifest(folder)
-    for name, content in contents.items():
-        record["before"][name] = _digest(folder / name)
-        record["files"][name] = hashlib.sha256(content).hexdigest()
-    # The manifest has a digest, too: a file whose name is damaged there would not be checked.
-    whole = {**record, "digest": _digest_of(record)}
-    write_text(folder / MANIFEST, json.dumps(whole, indent=1) + "\n")
-    for name, content in contents.items():
-        write_whole(folder / name, content)
-
-
-def is_unchanged(path: Path) -> bool:
-    """Return whether a file is what the run wrote; a missing one, if it never wrote it.
-
-    Raises:
-        RunError: the file or the manifest cannot be read.
-    """
-    # A run may replace the file between a look at it and one at the manifest.
-    return any(_is_accepted(path) for _ in range(3))
-
-
 def _is_accepted(path: Path) -> bool:
+    """Return whether a file is what the run wrote; a missing one, if it never wrote it."""
     record, found = _read_manifest(path.parent), _digest(path)
     files, before = record["files"], record["before"]
     if found == files.get(path.name):

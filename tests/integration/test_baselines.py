@@ -12,11 +12,9 @@ from safetensors.torch import load_file
 import selectconv as sc
 from said import complaint
 from selectconv.__main__ import main
-from selectconv.lab.data.registry import dataset_info
 from selectconv.lab.report.collect import read_run
 from selectconv.lab.train import network
-from selectconv.lab.train.config import resolve
-from selectconv.lab.train.network import load_checkpoint, load_weights
+from selectconv.lab.train.network import load_checkpoint
 from selectconv.lab.train.run_folder import ALLOCATION, LAST, METRICS, RunFolder
 from selectconv.lab.zoo import create_model
 from selectconv.lab.zoo.learned_group_conv import condense
@@ -31,6 +29,8 @@ RUNS = {
     "select": ["--method", "select", "--target-params", "0.6"],
 }
 IMAGE = torch.zeros(1, 1, 8, 8)
+NARROW = {"growth_rate": 8, "units": (2, 2, 2)}
+DENSE = sc.count(create_model("densenet40", in_channels=1, **NARROW), IMAGE)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*target_macs.*slimming reached:UserWarning")
 
@@ -40,7 +40,7 @@ def _narrow_network(monkeypatch):
     def narrow(name, **options):
         if name == "condensenet182":
             return create_model(name, growth_rates=(4, 4, 4), units=(1, 1, 1), **options)
-        return create_model(name, growth_rate=8, units=(2, 2, 2), **options)
+        return create_model(name, **NARROW, **options)
 
     monkeypatch.setattr(network, "create_model", narrow)
 
@@ -73,10 +73,7 @@ def interrupt_after(monkeypatch, lines):
 
 
 def load_run(folder):
-    config = resolve(RunFolder(folder).read_config())
-    model = network.build_model(config, dataset_info("digits"))
-    load_weights(folder / LAST, model, slimmed=config.method == "slimming")
-    return model.eval()
+    return network.load_run(folder).model
 
 
 @pytest.mark.parametrize(
@@ -101,13 +98,13 @@ def test_interrupted_and_resumed_ends_with_the_same_bits(
 def test_eval_finds_what_the_last_epoch_had(kind, folders, capsys):
     folder = finished(kind, folders)
     last = RunFolder(folder).read(METRICS)[-1]
+    assert main(["eval", str(folder), "--best"]) == 0
     capsys.readouterr()
-    for flags in ([], ["--best"]):
-        assert main(["eval", str(folder), "--json", *flags]) == 0
-        found = json.loads(capsys.readouterr().out)
-        if not flags:  # nothing was closed or cut after the last epoch
-            assert found["test_error"] == last["test_error"]
-            assert found["test_loss"] == pytest.approx(last["test_loss"], rel=1e-6)
+    assert main(["eval", str(folder), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    # Nothing was closed or cut after the last epoch.
+    assert found["test_error"] == last["test_error"]
+    assert found["test_loss"] == pytest.approx(last["test_loss"], rel=1e-6)
 
 
 def test_lgc_ends_condensed(folders):
@@ -127,11 +124,8 @@ def test_lgc_ends_condensed(folders):
 
 def test_slimming_ends_smaller(folders):
     folder = finished("slimming", folders)
-    dense = sc.count(
-        create_model("densenet40", growth_rate=8, units=(2, 2, 2), in_channels=1), IMAGE
-    )
     small = sc.count(load_run(folder), IMAGE)
-    assert small.macs / dense.macs == pytest.approx(0.6, abs=0.03)
+    assert small.macs / DENSE.macs == pytest.approx(0.6, abs=0.03)
     size = sum(t.numel() for name, t in load_file(folder / LAST).items() if "running" not in name)
     assert size - small.params < 30, "nothing but counters besides the parameters"
     [line] = RunFolder(folder).read(ALLOCATION)
@@ -141,12 +135,9 @@ def test_slimming_ends_smaller(folders):
     assert closed == [0, cut, cut, cut]
 
 
-def test_a_report_knows_the_size_of_what_was_condensed(folders):
+def test_a_report_knows_the_size_of_what_was_condensed_or_cut(folders, tmp_path):
     model = condense(load_run(finished("lgc", folders)))
     assert read_run(finished("lgc", folders)).size == sc.count(model, IMAGE)
-
-
-def test_a_report_knows_the_size_of_what_was_cut_from_its_weights(folders, tmp_path):
     folder = finished("slimming", folders)
     assert read_run(folder).size == sc.count(load_run(folder), IMAGE)
     shutil.copytree(folder, tmp_path / "run", ignore=shutil.ignore_patterns(LAST))
@@ -155,11 +146,8 @@ def test_a_report_knows_the_size_of_what_was_cut_from_its_weights(folders, tmp_p
 
 @pytest.mark.parametrize(("kind", "name"), [("dealloc", "macs"), ("select", "params")])
 def test_a_run_with_a_budget_ends_at_it(kind, name, folders):
-    dense = sc.count(
-        create_model("densenet40", growth_rate=8, units=(2, 2, 2), in_channels=1), IMAGE
-    )
     found = sc.count(load_run(finished(kind, folders)), IMAGE)
-    assert getattr(found, name) / getattr(dense, name) == pytest.approx(0.6, rel=0.01)
+    assert getattr(found, name) / getattr(DENSE, name) == pytest.approx(0.6, rel=0.01)
 
 
 @pytest.mark.parametrize("kind", RUNS)
@@ -184,14 +172,11 @@ def test_compress_writes_what_the_run_ended_with(kind, folders, tmp_path, capsys
         (["--target-macs", "0.5", "--method", "plain"], 2, "got 'plain'"),
         (["--target-macs", "0.01"], 2, "cannot be reached"),
         (["--target-macs", "0.001", "--method", "slimming"], 2, "cannot be reached"),
+        (["--method", "slimming", "--seed", "1"], 1, "pip install 'selectconv[pruning]'"),
     ],
 )
-def test_wrong_input_is_one_line(flags, code, message, tmp_path, capsys):
+def test_what_is_wrong_is_one_line(flags, code, message, tmp_path, monkeypatch, capsys):
+    if code == 1:
+        monkeypatch.setitem(sys.modules, "torch_pruning", None)
     assert main(["train", *SMALL, *flags, "--out", str(tmp_path / "run")]) == code
     assert message in complaint(capsys)
-
-
-def test_without_torch_pruning_it_says_what_to_install(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "torch_pruning", None)
-    assert main(["train", *SMALL, *RUNS["slimming"], "--out", str(tmp_path / "run")]) == 1
-    assert "pip install 'selectconv[pruning]'" in complaint(capsys)

@@ -14,7 +14,6 @@ import time
 import pytest
 import torch
 import yaml
-from rich.progress import Progress
 
 from said import complaint
 from selectconv.__main__ import main
@@ -101,9 +100,7 @@ def test_flags_win_wherever_the_config_file_stands_and_later_files_win(tmp_path,
 
 def test_dry_run_says_what_it_would_do_and_writes_nothing(tmp_path, capsys):
     assert main(["train", *SMALL, "--out", str(tmp_path / "run"), "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert "densenet40" in said
-    assert "about" in said
+    assert re.search(r"(?s)densenet40.* about ", capsys.readouterr().out)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -144,31 +141,21 @@ def test_wrong_input_is_refused_in_one_line(arguments, message, tmp_path, capsys
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("epoch: 3\n", "epochs"),
-        ("epochs: many\n", "`epochs` must be an integer"),
-        ("lr: [1, 2]\n", "`lr` must be a finite number of at least 0"),
+        ("epoch: 3\n", "Did you mean 'epochs'"),
+        ("epochs: many\n", "'many'"),
+        ("lr: [1, 2]\n", "[1, 2]"),
         ("- 1\n- 2\n", "run.yaml"),
         ("", "the file is empty"),
         ("a: b: c\n", "run.yaml"),
     ],
 )
-def test_a_wrong_config_file_is_refused_in_one_line(text, message, tmp_path, capsys):
-    file = tmp_path / "run.yaml"
-    file.write_text(text)
-    assert main(["train", "--config", str(file), "--out", str(tmp_path / "run")]) == 2
-    assert message in complaint(capsys)
-    assert not (tmp_path / "run").exists()
-
-
-def test_an_unknown_setting_is_refused_with_the_same_words_on_resume(finished, tmp_path, capsys):
-    file = tmp_path / "run.yaml"
-    file.write_text("epoch: 3\n")
-    said = []
-    for words in ([], ["--resume"]):
-        assert main(["train", "--config", str(file), *words, "--out", str(finished)]) == 2
-        said.append(complaint(capsys))
-    assert said[0] == said[1]
-    assert "Did you mean 'epochs'" in said[0]
+def test_a_wrong_config_file_is_refused_also_on_resume(text, message, finished, tmp_path, capsys):
+    (tmp_path / "run.yaml").write_text(text)
+    words = ["train", "--config", str(tmp_path / "run.yaml")]
+    for out, flags in (tmp_path / "new", []), (finished, ["--resume"]):
+        assert main([*words, *flags, "--out", str(out)]) == 2
+        assert message in complaint(capsys)
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("flags", [[], ["--resume"], ["--overwrite"], ["--dry-run"]])
@@ -181,36 +168,25 @@ def test_an_output_that_is_a_file_is_refused(flags, tmp_path, capsys):
     assert file.read_text() == "precious"
 
 
-def test_an_output_folder_with_something_in_it_is_refused(finished, tmp_path, capsys):
-    before = sorted(entry.name for entry in finished.iterdir())
-    assert main(["train", *SMALL, "--out", str(finished)]) == 2
-    assert "not empty" in complaint(capsys)
-    assert sorted(entry.name for entry in finished.iterdir()) == before
-    assert main(["train", *SMALL, "--out", str(finished), "--overwrite"]) == 0
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "thesis.tex").write_text("precious")
-    capsys.readouterr()
-    assert main(["train", *SMALL, "--out", str(mine)]) == 2
-    assert "not empty" in complaint(capsys)
-    assert os.listdir(mine) == ["thesis.tex"]
-    assert main(["train", *SMALL, "--out", str(mine), "--overwrite"]) == 2
-    assert "thesis.tex" in complaint(capsys)
-    assert (mine / "thesis.tex").read_text() == "precious"
+@pytest.mark.parametrize("name", ["thesis.tex", "model.onnx"])
+def test_a_folder_of_somebody_elses_is_refused(name, tmp_path, capsys):
+    (tmp_path / name).write_text("precious")
+    for flags, said in ([], "not empty"), (["--overwrite"], f"'{name}', which no run wrote"):
+        assert main(["train", *SMALL, *flags, "--out", str(tmp_path)]) == 2
+        assert said in complaint(capsys)
+        assert os.listdir(tmp_path) == [name]
 
 
-def test_what_other_verbs_made_of_a_run_is_overwritten_with_it(finished, tmp_path, capsys):
-    made = ("compressed.safetensors", "model.onnx", "report.html")
+def test_a_run_is_overwritten_with_what_other_verbs_made_of_it_where_asked_to(finished, capsys):
+    made = {"compressed.safetensors", "model.onnx", "report.html"}
     for name in made:
         (finished / name).write_text("")
+    before = set(os.listdir(finished))
+    assert main(["train", *SMALL, "--out", str(finished)]) == 2
+    assert "not empty" in complaint(capsys)
+    assert set(os.listdir(finished)) == before
     assert main(["train", *SMALL, "--out", str(finished), "--overwrite"]) == 0
-    assert not set(made) & set(os.listdir(finished))
-    mine = tmp_path / "mine"  # not a run's folder
-    mine.mkdir()
-    (mine / "model.onnx").write_text("precious")
-    capsys.readouterr()
-    assert main(["train", *SMALL, "--out", str(mine), "--overwrite"]) == 2
-    assert "'model.onnx', which no run wrote" in complaint(capsys)
+    assert set(os.listdir(finished)) == before - made
 
 
 def test_resume_of_a_finished_run_and_with_other_flags(finished, capsys):
@@ -230,39 +206,52 @@ def test_a_runs_own_settings_repeat_it(finished, tmp_path):
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path, capsys, monkeypatch):
-    out = tmp_path / "run"
-    assert main(["train", *SMALL, "--lr", "1e38", "--out", str(out)]) == 1
-    line = complaint(capsys)
-    assert "at epoch 0, step" in line
-    assert run_folder.RunFolder(out).status() == "failed"
+    assert main(["train", *SMALL, "--lr", "1e38", "--out", str(tmp_path / "run")]) == 1
+    assert "at epoch 0, step" in complaint(capsys)
+    assert run_folder.RunFolder(tmp_path / "run").status() == "failed"
 
 
-def test_eval_of_what_is_not_a_run(tmp_path, capsys):
-    assert main(["eval", str(tmp_path)]) == 2
-    assert "is not a run" in complaint(capsys)
+# It imports another module when the run has begun, and is built for the second time.
+LATE = """
+import contextlib, os
+from torch import nn
+def small(num_classes, in_channels):
+    if os.path.exists("run/config.yaml"):
+        with contextlib.suppress(ImportError):
+            import slow
+    return nn.Sequential(nn.Conv2d(in_channels, 16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 16, 1),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, num_classes))
+"""
+SLOW = "import time; open('run/imported', 'w').close(); time.sleep(60)"
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "words", "status"),
+    ("moment", "number", "code", "words", "status"),
     [
-        (signal.SIGTERM, 1, "continue with --resume", "failed"),
-        (signal.SIGINT, 130, "interrupted; continue with --resume", "interrupted"),
+        ("last.ckpt", signal.SIGTERM, 1, "continue with --resume", "failed"),
+        ("last.ckpt", signal.SIGINT, 130, "interrupted; continue with --resume", "interrupted"),
+        ("imported", signal.SIGTERM, 1, "continue with --resume", "running"),
+        ("imported", signal.SIGINT, 130, "interrupted; trainings continue", "running"),
     ],
 )
-def test_a_run_that_is_told_to_stop_says_how_to_go_on(number, code, words, status, tmp_path):
+def test_a_run_that_is_told_to_stop_says_how_to_go_on(
+    moment, number, code, words, status, tmp_path
+):
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "selectconv", "train", *SMALL, "--epochs", "500"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    (tmp_path / "late.py").write_text(LATE)
+    if moment == "imported":
+        (tmp_path / "slow.py").write_text(SLOW)
+    command = [sys.executable, "-m", "selectconv", "train", *SMALL, "--epochs", "5000"]
     process = subprocess.Popen(
-        [*command, "--out", str(out)],
+        [*command, "--model", "late:small", "--out", str(out)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment,
+        cwd=tmp_path,
     )
     try:
         until = time.monotonic() + 80
-        while not (out / "last.ckpt").exists() and time.monotonic() < until:
+        while not (out / moment).exists() and time.monotonic() < until:
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.1)  # a poll of a file that another process writes
         process.send_signal(number)
@@ -273,7 +262,8 @@ def test_a_run_that_is_told_to_stop_says_how_to_go_on(number, code, words, statu
     assert said.count("\n") == 1
     assert words in said
     assert run_folder.RunFolder(out).status() == status
-    assert network.load_checkpoint(run_folder.RunFolder(out))["epoch"] >= 0
+    with run_folder.locked(out):  # nothing is left that would keep a resumed run away
+        assert run_folder.RunFolder(out).check("last.ckpt").exists() == (moment == "last.ckpt")
 
 
 def test_holdout_tests_every_image_that_was_not_trained_on(tmp_path, capsys):
@@ -281,7 +271,7 @@ def test_holdout_tests_every_image_that_was_not_trained_on(tmp_path, capsys):
     assert main(["train", *SMALL, "--holdout", "--out", str(out)]) == 0
     result = json.loads((out / "holdout.json").read_text())
     assert list(result) == ["images", "error", "loss"]
-    assert result["images"] == 1437 + 360 - 64
+    assert result["images"] == 1437 + 360 - 64, "all of the data set but the training images"
     capsys.readouterr()
     assert main(["eval", str(out), "--holdout", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"weights": "last.safetensors", **result}
@@ -312,7 +302,18 @@ def test_a_network_of_ones_own_from_training_to_onnx(tmp_path, capsys, monkeypat
     sys.modules.pop("networks")
 
 
-def test_a_network_that_does_not_fit_is_refused_and_leaves_no_folder(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("verb", [["train", *SMALL], ["bench", "step"]])
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("unfit:spatial", "`model` 'unfit:spatial' must return a tensor (N, 10)"),
+        ("timm:resnt18", "`model`"),
+        ("no_such_module:f", "`model`"),
+    ],
+)
+def test_a_network_that_does_not_fit_or_exist_leaves_no_folder(
+    verb, model, said, tmp_path, capsys, monkeypatch
+):
     (tmp_path / "unfit.py").write_text(
         "from torch import nn\n"
         "def spatial(num_classes, in_channels):\n"
@@ -320,19 +321,10 @@ def test_a_network_that_does_not_fit_is_refused_and_leaves_no_folder(tmp_path, c
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for words in (["train", *SMALL], ["bench", "step"]):
-        assert main([*words, "--model", "unfit:spatial"]) == 2
-        assert "`model` 'unfit:spatial' must return a tensor (N, 10)" in complaint(capsys)
+    assert main([*verb, "--model", model]) == 2
+    assert said in complaint(capsys)
     assert not (tmp_path / "runs").exists()
-    sys.modules.pop("unfit")
-
-
-def test_a_network_that_does_not_exist_leaves_no_folder(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for model in ("timm:resnt18", "no_such_module:f"):
-        assert main(["train", *SMALL, "--model", model]) == 2
-        assert "`model`" in complaint(capsys)
-    assert list(tmp_path.iterdir()) == []
+    sys.modules.pop("unfit", None)
 
 
 def flip_bit(path, place):
@@ -347,9 +339,11 @@ def test_a_flipped_bit_in_a_checkpoint_is_refused_and_the_one_before_offered(
 ):
     (finished / "status.json").write_text('{"status": "running"}')
     flip_bit(finished / "last.ckpt", place)
+    damaged = (finished / "last.ckpt").read_bytes()
     assert main(["train", "--resume", "--out", str(finished)]) == 1
     line = complaint(capsys)
     assert run_folder.RunFolder(finished).status() == "failed"
+    assert (finished / "last.ckpt").read_bytes() == damaged, "it is kept"
     assert "last.ckpt is damaged" in line
     assert "previous.ckpt, of the epoch before, is intact: rename it to last.ckpt" in line
     os.replace(finished / "previous.ckpt", finished / "last.ckpt")
@@ -357,19 +351,19 @@ def test_a_flipped_bit_in_a_checkpoint_is_refused_and_the_one_before_offered(
     assert len(run_folder.RunFolder(finished).read("metrics.jsonl")) == 2
 
 
-@pytest.mark.parametrize("verb", ["eval", "compress", "export"])
-def test_a_flipped_bit_in_weights_is_refused(verb, finished, capsys):
-    flip_bit(finished / "last.safetensors", -20)
-    assert main([verb, str(finished)]) == 1
-    assert "last.safetensors is damaged: it is not what the run wrote" in complaint(capsys)
-
-
-def test_settings_that_were_edited_are_refused(finished, capsys):
-    (finished / "status.json").write_text('{"status": "running"}')
-    config = finished / "config.yaml"
-    config.write_text(config.read_text().replace("gamma: 0.2", "gamma: 0.5"))
-    assert main(["train", "--resume", "--out", str(finished)]) == 2
-    assert "config.yaml is damaged: it is not what the run wrote; restore it" in complaint(capsys)
+@pytest.mark.parametrize(
+    ("verb", "name", "code"),
+    [
+        (["eval"], "last.safetensors", 1),
+        (["compress"], "last.safetensors", 1),
+        (["export"], "last.safetensors", 1),
+        (["train", "--resume", "--out"], "config.yaml", 2),
+    ],
+)
+def test_a_flipped_bit_in_weights_or_settings_is_refused(verb, name, code, finished, capsys):
+    flip_bit(finished / name, -20)
+    assert main([*verb, str(finished)]) == code
+    assert f"{name} is damaged: it is not what the run wrote; restore it" in complaint(capsys)
 
 
 def test_resume_without_a_checkpoint_says_that_it_starts_over(tmp_path, capsys):
@@ -406,6 +400,7 @@ def test_the_error_of_a_run_is_that_of_its_weights(tmp_path, capsys, best):
     [
         (ValueError("a wrong shape"), "the training failed: a wrong shape"),  # not the user's fault
         (DataError("3.png cannot be read just now."), "3.png cannot be read just now."),
+        (MemoryError("full"), "MemoryError: full (SELECTCONV_DEBUG=1 shows the traceback)"),
     ],
 )
 def test_what_fails_in_an_epoch_leaves_what_was_trained(error, said, tmp_path, capsys, monkeypatch):
@@ -431,7 +426,7 @@ def test_what_fails_in_an_epoch_leaves_what_was_trained(error, said, tmp_path, c
 @pytest.mark.parametrize("flags", [[], ["--resume"], ["--overwrite"]])
 def test_a_folder_in_use_is_refused_and_its_process_named(flags, finished, capsys):
     (finished / "status.json").write_text('{"status": "running"}')
-    before = sorted(entry.name for entry in finished.iterdir())
+    before = {*os.listdir(finished), ".lock.txt"}
     script = (
         "import sys\nfrom pathlib import Path\n"
         "from selectconv.lab.train.run_folder import locked\n"
@@ -445,7 +440,7 @@ def test_a_folder_in_use_is_refused_and_its_process_named(flags, finished, capsy
         assert holder.stdout.readline() == "held\n"
         assert main(["train", *SMALL, *flags, "--out", str(finished)]) == 2
         assert f"is in use by process {holder.pid} on " in complaint(capsys)
-        assert sorted(e.name for e in finished.iterdir() if e.name != ".lock.txt") == before
+        assert set(os.listdir(finished)) == before
     finally:
         holder.kill()
         holder.communicate()
@@ -473,18 +468,10 @@ def test_a_failure_to_write_is_not_the_users_input(finished, tmp_path, capsys, m
     assert "No space left on device" in complaint(capsys)
 
 
-def test_a_training_may_run_in_a_thread_and_its_bar_always_goes(tmp_path, monkeypatch):
-    ended, codes = [], []
-    monkeypatch.setattr(Progress, "stop", ended.append)
+def test_a_training_may_run_in_a_thread(tmp_path):
+    codes = []
     words = ["train", *SMALL, "--out", str(tmp_path / "run")]
     thread = threading.Thread(target=lambda: codes.append(main(words)))
     thread.start()
     thread.join()
     assert codes == [0]
-
-    def fail(*arguments):
-        raise MemoryError("no memory left")
-
-    monkeypatch.setattr("selectconv.lab.train.loop.Training.run_epoch", fail)
-    assert main(["train", *SMALL, "--out", str(tmp_path / "other")]) == 1
-    assert len(ended) == 2

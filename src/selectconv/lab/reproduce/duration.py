@@ -26,8 +26,7 @@ def estimate_seconds(runs: Iterable[PlannedRun], threads: int) -> dict[str, floa
     rates: dict[tuple[object, ...], float] = {}  # seconds per multiply-add
     estimates: dict[str, float] = {}
     with num_threads(threads):
-        for run in runs:
-            config = run.config
+        for name, config in {run.name: run.config for run in runs}.items():
             info = dataset_info(config.data, config.image_size, config.data_root)
             network = (config.model, str(config.model_options))
             shaped, trained = (*network, info.shape), (*network, config.method)
@@ -37,5 +36,5 @@ def estimate_seconds(runs: Iterable[PlannedRun], threads: int) -> dict[str, floa
                 timed = seconds_per_image(build_model(config, info), config, info)
                 rates[trained] = timed / macs[shaped]
             seconds = rates[trained] * macs[shaped] * count_images(config, info)
-            estimates[run.name] = _START_S + seconds
+            estimates[name] = _START_S + seconds
     return estimates

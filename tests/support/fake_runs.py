@@ -86,7 +86,7 @@ def write_run(
     if weights:
         contents["last.safetensors"] = dump_weights(model)
     path.mkdir(parents=True)
-    write_files(path, contents)
+    RunFolder(path).write(contents)
     return path
 
 

@@ -20,7 +20,7 @@ _HOMES = {
     for module, names in {
         "allocate.allocator": "ChannelAllocator",
         "allocate.damage": "observe_damage",
-        "allocate.param_groups": "param_groups",
+        "allocate.optimizers": "param_groups",
         "allocate.report": "AllocationReport",
         "core.layer": "SelectConv1d SelectConv2d SelectConv3d",
         "core.mean_source": "BatchNormMean ConcatMean ConstantMean ObservedMean SelectedMean",

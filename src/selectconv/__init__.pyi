@@ -3,7 +3,7 @@
 from selectconv import functional as functional
 from selectconv.allocate.allocator import ChannelAllocator as ChannelAllocator
 from selectconv.allocate.damage import observe_damage as observe_damage
-from selectconv.allocate.param_groups import param_groups as param_groups
+from selectconv.allocate.optimizers import param_groups as param_groups
 from selectconv.allocate.report import AllocationReport as AllocationReport
 from selectconv.core.layer import SelectConv1d as SelectConv1d
 from selectconv.core.layer import SelectConv2d as SelectConv2d

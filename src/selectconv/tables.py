@@ -1,7 +1,6 @@
-"""Tables for people: as text in a terminal, as HTML in a notebook."""
+"""Tables for people."""
 
 from collections.abc import Collection, Sequence
-from html import escape
 
 Lines = Sequence[Sequence[str]]
 
@@ -36,24 +35,3 @@ def text_table(lines: Lines, right: Collection[int]) -> str:
         ).rstrip()
         for line in lines
     )
-
-
-def html_table(lines: Lines, right: Collection[int], note: str = "") -> str:
-    """Write the same as HTML, with a note below.
-
-    Example:
-        >>> html_table([("a",), ("<b>",)], right=())
-        '<table><thead><tr><th>a</th></tr></thead><tbody><tr><td>&lt;b&gt;</td></tr></tbody></table>'
-    """
-
-    def row(cells: Sequence[str], tag: str) -> str:
-        styles = [' style="text-align: right"' if n in right else "" for n in range(len(cells))]
-        inner = "".join(
-            f"<{tag}{style}>{escape(cell)}</{tag}>"
-            for cell, style in zip(cells, styles, strict=True)
-        )
-        return f"<tr>{inner}</tr>"
-
-    body = "".join(row(cells, "td") for cells in lines[1:])
-    table = f"<table><thead>{row(lines[0], 'th')}</thead><tbody>{body}</tbody></table>"
-    return table + (f"<p>{escape(note)}</p>" if note else "")

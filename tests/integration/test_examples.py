@@ -177,9 +177,10 @@ def test_the_notebook_runs_and_shows_tables():
     for cell in CELLS:
         if cell["cell_type"] == "code":
             shown.append(run_cell("".join(cell["source"]), space))
-    tables = [value._repr_html_() for value in shown if hasattr(value, "_repr_html_")]
-    assert len(tables) == 5  # describe, preview, a report, describe again, damage
-    assert all(table.startswith("<table>") for table in tables)
+    heads = [repr(value).split()[0] for value in shown if value is not None]
+    # describe, preview, a report, describe again, damage
+    kinds = ["conv", "gamma", "epoch", "conv", "layer"]
+    assert [head for head in heads if head in kinds] == kinds
     assert any(report.deallocated for report in space["reports"])
 
 

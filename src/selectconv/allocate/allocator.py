@@ -5,7 +5,7 @@ followers, and on what the optimizer remembers of re-opened slots. It owns no lo
 and never calls the optimizer.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, overload
 
@@ -14,8 +14,8 @@ from torch import nn
 
 from selectconv.allocate.agreement import agree
 from selectconv.allocate.budget import Budget, CostAfter
-from selectconv.allocate.decision import Decided, decide
-from selectconv.allocate.optimizer_state import decays
+from selectconv.allocate.decision import decide
+from selectconv.allocate.optimizers import decays
 from selectconv.allocate.replicas import Replicas, UnnamedAverages
 from selectconv.allocate.report import AllocationReport, GammaRow, GammaTable, Log, read_log
 from selectconv.allocate.settings import STATE_VERSION, AllocatorState, Settings
@@ -24,7 +24,7 @@ from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import count_slots, unwrap
 from selectconv.core.plan import AllocationPlan
 from selectconv.core.threads import num_threads
-from selectconv.errors import AllocationError, CompressionError
+from selectconv.errors import AllocationError
 from selectconv.graph.example import as_arguments
 from selectconv.tables import counted
 
@@ -90,7 +90,7 @@ class ChannelAllocator:
         target_macs: float | None = None,
         target_params: float | None = None,
         example_input: Any = None,
-        followers: Iterable[nn.Module] = (),
+        followers: Sequence[nn.Module] = (),
     ) -> None:
         self.settings = Settings(
             total_epochs=total_epochs,
@@ -194,7 +194,7 @@ class ChannelAllocator:
     def preview(self, gammas: Iterable[float]) -> GammaTable: ...
 
     def preview(self, gammas: Iterable[float] | None = None) -> AllocationReport | GammaTable:
-        """Return what the next step would do if it acted, and the smallest gamma that would act.
+        """Return what the next step would do if it acted.
 
         Layers that observe the mean of their input know nothing before the first batch. The report
         names them and answers for the other layers; with a target, which needs all layers, it
@@ -203,27 +203,20 @@ class ChannelAllocator:
         Args:
             gammas: compare these values instead of the allocator's own gamma. Returns a table of
                 the slots that a step would close at each, and of the layers and cost that would be
-                left. `print` it. The cost is known if the allocator has an
-                `example_input` and the model can be counted.
+                left. `print` it. The cost is known if the allocator has an `example_input`.
         """
-        epoch = self.last_epoch + 1
         unknown = tuple(name for name, layer in self.layers.items() if not layer.knows_mean())
         known = {name: layer for name, layer in self.layers.items() if name not in unknown}
         if gammas is not None:
             return self._tabulate(gammas, known)
-        settings, protected = self.settings, self.state.protected(epoch, self.settings.grace)
+        settings = self.settings
         if not settings.closes or (unknown and self.budget is not None):
             return AllocationReport(None, AllocationPlan(), unknown=unknown)
         plan, _ = decide(
-            settings, self.state, self.model, known, epoch,
+            settings, self.state, self.model, known, self.last_epoch + 1,
             reopens=settings.reopens, budget=self.budget,
         )  # fmt: skip
-        levels = [
-            layer.smallest_gamma(settings.damage, protected.get(name))
-            for name, layer in known.items()
-        ]
-        smallest = min((level for level in levels if level is not None), default=None)
-        return AllocationReport(None, plan, smallest, unknown)
+        return AllocationReport(None, plan, unknown)
 
     def apply(self, plan: AllocationPlan) -> None:
         """Carry out a plan from a report or a log, on the model, its followers and the optimizer.
@@ -265,9 +258,8 @@ class ChannelAllocator:
         reports = read_log(log)
         self._replicas.apply(*(report.plan for report in reports))
         for report in reports:
-            if report.epoch is not None:
-                self.state = replace(self.state, last_epoch=max(self.last_epoch, report.epoch))
-            self.state = self.state.after(report.plan, self.last_epoch)
+            epoch = max(self.last_epoch, -1 if report.epoch is None else report.epoch)
+            self.state = replace(self.state, last_epoch=epoch).after(report.plan, epoch)
         return reports
 
     def state_dict(self) -> dict[str, Any]:
@@ -286,9 +278,8 @@ class ChannelAllocator:
         self.state = AllocatorState.from_dict(state, self.settings, like=self.state)
 
     def __repr__(self) -> str:
-        slots = count_slots(self.model)
         shown = {**asdict(self.settings), "layers": len(self.layers)}
-        shown |= {"last_epoch": self.last_epoch, **slots}
+        shown |= {"last_epoch": self.last_epoch, **count_slots(self.model)}
         words = ", ".join(f"{name}={value!r}" for name, value in shown.items())
         return f"{type(self).__name__}({words})"
 
@@ -296,43 +287,36 @@ class ChannelAllocator:
         self, epoch: int | None, *, closes: bool = True, reopens: bool = False
     ) -> AllocationPlan:
         """Decide, agree and act. If any of it fails, no random numbers are used up either."""
-
-        def decide_here() -> Decided:
-            return decide(
-                self.settings, self.state, self.model, self.layers, epoch,
-                closes=closes, reopens=reopens, budget=self.budget,
-            )  # fmt: skip
-
         with num_threads(1):
-            decided = agree(decide_here, self._replicas.device)
-            self._replicas.apply(decided.plan)
-        self.state = decided.state
-        return decided.plan
+            plan, state = agree(
+                lambda: decide(
+                    self.settings, self.state, self.model, self.layers, epoch,
+                    closes=closes, reopens=reopens, budget=self.budget,
+                ),
+                next(self.model.buffers()).device,
+            )  # fmt: skip
+            self._replicas.apply(plan)
+        self.state = state
+        return plan
 
     def _tabulate(self, gammas: Iterable[float], known: Mapping[str, SelectConvNd]) -> GammaTable:
         """Count what the next step would close at each gamma, in layers that know their mean."""
         if isinstance(gammas, str) or not isinstance(gammas, Iterable):
             raise TypeError(f"`gammas` must be a list of numbers in [0, 1], got {gammas!r}.")
         num_slots = sum(layer.in_channels for layer in self.layers.values())
-        is_open = sum(int(layer.gate.sum()) for layer in self.layers.values())
-        notes = [f"of {num_slots:,} slots in {counted(len(self.layers), 'layer')}"]
-        if unknown := [name for name in self.layers if name not in known]:
-            notes.append(f"not known before the first batch: {', '.join(unknown)}")
-        counter = None
-        try:
-            if self._example_input is not None:
-                counter = CostAfter(self.model, self._example_input)
-        except CompressionError as error:
-            notes.append(f"the cost cannot be counted: {error}")
+        num_open = num_slots - count_slots(self.model)["closed"]
+        example = self._example_input
+        after = None if example is None else CostAfter(self.model, example)
         rows = []
-        for value in gammas:
-            gamma = check_fraction("gammas", value)
+        for gamma in [check_fraction("gammas", value) for value in gammas]:
             settings = replace(self.settings, gamma=gamma)
             plan, _ = decide(settings, self.state, self.model, known, self.last_epoch + 1)
             closed = sum(len(layer_plan.closed) for _, layer_plan in plan)
-            cost = None if counter is None else counter.count(plan.layers)
-            costs = () if cost is None else (cost.macs, cost.params)
-            rows.append(GammaRow(gamma, closed, len(plan.layers), is_open - closed, *costs))
+            cost = None if after is None else after.count(plan.layers)
+            costs = (None, None) if cost is None else (cost.macs, cost.params)
+            rows.append(GammaRow(gamma, closed, len(plan.layers), num_open - closed, *costs))
         table = GammaTable(rows)
-        table.notes = tuple(notes)
+        table.note = f"of {num_slots:,} slots in {counted(len(self.layers), 'layer')}"
+        if unknown := [name for name in self.layers if name not in known]:
+            table.note += f"\nnot known before the first batch: {', '.join(unknown)}"
         return table

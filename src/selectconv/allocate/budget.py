@@ -1,6 +1,6 @@
-"""Budgets: training that ends at a part of the dense model's cost.
+"""The order in which a growing gamma closes slots, and budgets, which are met by it.
 
-The budget falls linearly over the epochs in which an allocator acts. At each step gamma, one for
+A budget falls linearly over the epochs in which an allocator acts. At each step gamma, one for
 all layers, is solved for: every open slot has a smallest gamma at which Algorithm 1 would close it,
 so the slots of all layers stand in one order, and what is left after closing the first n of them is
 counted as `sc.count` counts it.
@@ -17,18 +17,84 @@ import torch
 from torch import Tensor, nn
 
 from selectconv.allocate.settings import Settings
-from selectconv.allocate.solve_gamma import FLOOR, ClosingQueue
 from selectconv.checks import warn
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import allocation_of, selective_layers
 from selectconv.core.plan import LayerPlan
 from selectconv.core.slots import new_family
 from selectconv.deploy.cost import Cost, CostCounter
+from selectconv.errors import AllocationError, naming
 from selectconv.graph.dataflow import copy_model
 
+FLOOR = 0.1  # the part of its slots that a layer keeps open, whatever a budget or "auto" asks for
 TOLERANCE = 0.01  # how far from the target, as a part of it, a run may end without a warning
 _NEAR = 1 + TOLERANCE / 2  # after the last acting epoch, only more than this is corrected
 _LOOK_AHEAD = 64  # slots further on in the queue that are tried to come nearer to a budget
+
+
+class ClosingQueue:
+    """The open slots of all layers, in the order in which a growing gamma closes them.
+
+    Args:
+        layers: the selective layers by name; at least one.
+        damage: as for `SelectConv2d.ecdm`.
+        protected: by layer, the slots that are not to be closed.
+
+    Attributes:
+        levels: (Q,), the smallest gamma that closes each slot of the queue.
+        owners: (Q,), the number of its layer.
+        slots: (Q,), its number in that layer.
+
+    Raises:
+        AllocationError, MeanSourceError: as for `ChannelAllocator.step`.
+    """
+
+    def __init__(
+        self, layers: Mapping[str, SelectConvNd], damage: str, protected: Mapping[str, Tensor]
+    ) -> None:
+        self.names, orders = list(layers), []
+        for name, layer in layers.items():
+            with naming(name):
+                orders.append(_closing_order(layer, damage, protected.get(name)))
+        slots, levels = zip(*orders, strict=True)
+        owners = [torch.full_like(one, number) for number, one in enumerate(slots)]
+        # Stable: a layer's slots stay in their order.
+        self.levels, order = torch.cat(levels).sort(stable=True)
+        self.owners, self.slots = torch.cat(owners)[order], torch.cat(slots)[order]
+
+    def plans(self, places: Iterable[int]) -> dict[str, LayerPlan]:
+        """Return, by layer, the plan that closes the slots at these places of the queue."""
+        chosen = torch.tensor(list(places), dtype=torch.int64, device="cpu")
+        owners, slots = self.owners[chosen], self.slots[chosen]
+        return {
+            name: LayerPlan(closed=slots[owners == number].sort().values)
+            for number, name in enumerate(self.names)
+        }
+
+
+def _closing_order(
+    layer: SelectConvNd, damage: str, protected: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return a layer's slots in Algorithm 1's order, and the gamma at which each is closed.
+
+    Left out are protected slots and those that the floor keeps. Both tensors are on the CPU.
+    """
+    necdm = layer.ecdm(normalized=True, damage=damage)
+    largest = necdm.amax(dim=1)
+    if not bool(largest.isfinite().all()):
+        raise AllocationError(
+            "the layer's weights or input statistics hold NaN or infinite values."
+        )
+    gate = layer.gate.view(layer.groups, -1)
+    can_close = gate if protected is None else gate & ~protected.to(gate.device).view_as(gate)
+    room = gate.sum(dim=1, keepdim=True) - math.ceil(FLOOR * gate.shape[1])
+    in_group = largest.view_as(gate).masked_fill(~can_close, math.inf)
+    place = in_group.argsort(dim=1, stable=True).argsort(dim=1)  # 0 for the first of its group
+    slots = (can_close & (place < room)).flatten().nonzero().flatten()
+    slots = slots[largest[slots].sort(stable=True).indices]
+    # On the CPU, as in `choose_dealloc`.
+    levels = necdm[slots].cpu().cumsum(dim=0).amax(dim=1)
+    return slots.cpu(), levels.double()
 
 
 class CostAfter:
@@ -99,9 +165,10 @@ class Budget:
         if example_input is None:
             raise ValueError(f"`{self.name}` needs an `example_input` to count the model with.")
         self._cost = CostAfter(model, example_input)
-        self.dense = self._part(self._cost.count_fresh(1.0))
-        self.target = self.fraction * self.dense
-        least = self._part(self._cost.count_fresh(FLOOR))
+        self._kind = self.name.removeprefix("target_")  # an attribute of `Cost`
+        self.dense: int = getattr(self._cost.count_fresh(1.0), self._kind)
+        self.target: float = self.fraction * self.dense
+        least = getattr(self._cost.count_fresh(FLOOR), self._kind)
         if least > (1 + TOLERANCE) * self.target:
             raise ValueError(
                 f"`{self.name}` {self.fraction:g} cannot be reached: selective layers keep at "
@@ -116,7 +183,7 @@ class Budget:
 
     def describe(self) -> str:
         """Say what part of the dense model's cost is left, and what the target is."""
-        what = "multiply-adds" if self.name == "target_macs" else "parameters"
+        what = {"macs": "multiply-adds", "params": "parameters"}[self._kind]
         left = self._count({}) / self.dense
         return f"{left:.1%} of the {what} left, target {100 * self.fraction:g}%"
 
@@ -144,78 +211,72 @@ class Budget:
             MeanSourceError: a layer that does not know its input's mean.
         """
         settings, budget = self.settings, self.at(epoch)
-        assert isinstance(settings.gamma, float)
         if epoch >= settings.num_steps and self._count({}) <= _NEAR * self.target:
             return {}
         queue = ClosingQueue(layers, settings.damage, protected)
         is_last = epoch + 1 >= settings.num_steps
         if not settings.reopens or is_last:
-            return self._close(queue, budget, is_last=is_last)
+            plans = self._close(queue, budget)
+            reached = self._count(plans) if is_last else self.target
+            if abs(reached - self.target) > TOLERANCE * self.target:
+                warn(
+                    f"`{self.name}` {self.fraction:g} was not met: {reached / self.dense:.3f} of "
+                    "the dense model's cost is the closest that closing whole slots allows."
+                )
+            return plans
         # Room for what is re-opened: closed for the next epoch's fall as well.
         fall = (self.dense - self.target) / settings.num_steps
-        by_gamma = int((queue.levels <= settings.gamma).sum())
+        by_gamma = int((queue.levels <= float(settings.gamma)).sum())
         number = max(self._least_number(queue, budget - fall), by_gamma)
-        plans = {}
-        for name, plan in queue.plans(range(number)).items():
-            plans[name] = layers[name].plan(
+        plans = {
+            name: layers[name].plan(
                 closed=plan.closed,
                 rule=settings.rule if layers[name].weight.requires_grad else None,
                 damage=settings.damage,
                 generator=generator,
             )
+            for name, plan in queue.plans(range(number)).items()
+        }
         return self._reopen_within(plans, budget)
 
     def _count(self, plans: Mapping[str, LayerPlan]) -> int:
-        return self._part(self._cost.count(plans))
-
-    def _part(self, cost: Cost) -> int:
-        return cost.macs if self.name == "target_macs" else cost.params
+        return int(getattr(self._cost.count(plans), self._kind))
 
     def _least_number(self, queue: ClosingQueue, budget: float) -> int:
         """Return the least number of slots, the first of the queue, that meets the budget."""
-        numbers = range(len(queue))
         return bisect_left(
-            numbers, True, key=lambda number: self._count(queue.plans(range(number))) <= budget
+            range(len(queue.levels)),
+            True,
+            key=lambda number: self._count(queue.plans(range(number))) <= budget,
         )
 
-    def _close(self, queue: ClosingQueue, budget: float, *, is_last: bool) -> dict[str, LayerPlan]:
-        """Close slots until the budget is met, and re-open none."""
-        plans = queue.plans(self._nearest(queue, self._least_number(queue, budget), budget))
-        reached = self._count(plans) if is_last else self.target
-        if abs(reached - self.target) > TOLERANCE * self.target:
-            warn(
-                f"`{self.name}` {self.fraction:g} was not met: {reached / self.dense:.3f} of the "
-                "dense model's cost is the closest that closing whole slots allows."
-            )
-        return plans
+    def _close(self, queue: ClosingQueue, budget: float) -> dict[str, LayerPlan]:
+        """Close the first slots of the queue that meet the budget, or others that come nearer.
 
-    def _nearest(self, queue: ClosingQueue, number: int, budget: float) -> Iterable[int]:
-        """Return places of the queue: the first `number`, or others that come nearer to the budget.
-
-        The last one may be expensive. Without it, and without the slots of its layer that follow,
-        some that come later in the queue may fit instead.
+        The last of them may be expensive. Without it, and without the slots of its layer that
+        follow, some that come later in the queue may fit instead.
         """
-        best = list(range(number))
-        miss = abs(self._count(queue.plans(best)) - budget)
+        number = self._least_number(queue, budget)
+        plans = queue.plans(range(number))
+        miss = abs(self._count(plans) - budget)
         if number == 0 or miss <= TOLERANCE / 2 * budget:
-            return best
-        chosen = best[:-1]
-        passed = set[int]()
-        if (without := abs(self._count(queue.plans(chosen)) - budget)) < miss:
-            best, miss = chosen, without
-        for place in range(number - 1, min(number + _LOOK_AHEAD, len(queue))):
+            return plans
+        chosen = list(range(number - 1))
+        passed = {int(queue.owners[number - 1])}
+        without = queue.plans(chosen)
+        trials = {abs(self._count(without) - budget): without, miss: plans}
+        for place in range(number, min(number + _LOOK_AHEAD, len(queue.levels))):
             owner = int(queue.owners[place])
             if owner in passed:
                 continue
-            trial = [*chosen, place]
-            cost = self._count(queue.plans(trial))
-            if abs(cost - budget) < miss:
-                best, miss = trial, abs(cost - budget)
+            plans = queue.plans([*chosen, place])
+            cost = self._count(plans)
+            trials.setdefault(abs(cost - budget), plans)
             if cost >= budget:
-                chosen = trial
+                chosen.append(place)
             else:
                 passed.add(owner)
-        return best
+        return trials[min(trials)]
 
     def _reopen_within(self, plans: Mapping[str, LayerPlan], budget: float) -> dict[str, LayerPlan]:
         """Re-open as many slots, an equal part in every layer, as the budget has room for.
@@ -232,12 +293,17 @@ class Budget:
             for place in range(len(plan.opened))
         )
 
-        def cut(total: int) -> dict[str, LayerPlan]:
+        def reopen(total: int) -> dict[str, LayerPlan]:
             sizes = Counter(name for _, _, name in order[:total])
             return {name: _cut(plan, sizes[name]) for name, plan in plans.items()}
 
-        totals = range(1, len(order) + 1)
-        return cut(bisect_left(totals, True, key=lambda total: self._count(cut(total)) > budget))
+        return reopen(
+            bisect_left(
+                range(1, len(order) + 1),
+                True,
+                key=lambda total: self._count(reopen(total)) > budget,
+            )
+        )
 
 
 def _cut(plan: LayerPlan, size: int) -> LayerPlan:

@@ -22,10 +22,9 @@ from selectconv.core.models import selective_layers, unwrap
 from selectconv.core.slots import split_groups
 from selectconv.errors import AllocationError, naming
 from selectconv.graph.example import evaluating
-from selectconv.tables import html_table, text_table
+from selectconv.tables import text_table
 
 _CHUNK = 1 << 22  # numbers of the input that are unfolded at a time
-_FIGURES = (2, 4)  # columns of figures
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,54 +46,32 @@ class LayerDamage:
     expected: Tensor
     measured: Tensor
 
-    def shares(self) -> tuple[Tensor, Tensor]:
-        """Return each open slot's largest share of an output, expected and measured.
+    def rank_correlation(self) -> float:
+        """Return Spearman's correlation of each open slot's expected and measured share.
 
-        The share is `max_j nECDM[i, j]`, which Algorithm 1 sorts by and compares with gamma.
+        The share is `max_j nECDM[i, j]`, which Algorithm 1 sorts by and compares with gamma. NaN
+        where one side does not vary.
         """
-        expected, measured = (
-            normalize_ecdm(matrix).amax(dim=1)[self.is_open]
-            for matrix in (self.expected, self.measured)
-        )
-        return expected, measured
-
-    def rank_correlation(self) -> float | None:
-        """Return Spearman's correlation of the `shares`; None where one side does not vary."""
-        a, b = (_ranks(side) for side in self.shares())
-        a, b = a - a.mean(), b - b.mean()
-        scale = float(a.norm() * b.norm())
-        return float(a @ b) / scale if scale > 0 else None
-
-    def worst(self, count: int = 5) -> list[tuple[int, float, float]]:
-        """Return the slots whose measured share exceeds the expected one most, the worst first.
-
-        Each is a slot's number, its expected share and its measured share.
-        """
-        slots = self.is_open.nonzero().flatten().tolist()
-        rows = zip(slots, *(side.tolist() for side in self.shares()), strict=True)
-        exceeding = [row for row in rows if row[2] > row[1]]
-        return sorted(exceeding, key=lambda row: row[1] - row[2])[:count]
+        ranks = []
+        for matrix in (self.expected, self.measured):
+            share = normalize_ecdm(matrix).amax(dim=1)[self.is_open]
+            is_above = (share[:, None] > share).double() - (share[:, None] < share).double()
+            ranks.append(is_above.sum(dim=1))  # of mean 0, and the same for equal shares
+        a, b = ranks
+        return float(a @ b / (a.norm() * b.norm()))
 
 
 class DamageReport(dict[str, LayerDamage]):
     """One `LayerDamage` per layer that a batch passed through, by name; prints as a table."""
 
     def __str__(self) -> str:
-        return text_table(self._lines(), right=_FIGURES)
-
-    def _repr_html_(self) -> str:
-        return html_table(self._lines(), right=_FIGURES)
-
-    def _lines(self) -> list[tuple[str, ...]]:
-        heads = ("layer", "E[X]", "open", "by", "rank r", "worst slots: expected -> measured")
-        lines: list[tuple[str, ...]] = [heads]
+        lines = [("layer", "E[X]", "open", "by", "rank r")]
         for name, row in self.items():
-            rank = row.rank_correlation()
-            shown = "-" if rank is None else f"{rank:.2f}"
-            worst = ", ".join(f"{slot}: {a:.2g} -> {b:.2g}" for slot, a, b in row.worst(3))
-            is_open = str(int(row.is_open.sum()))
-            lines.append((name, row.source, is_open, row.damage, shown, worst or "-"))
-        return lines
+            is_open, rank = str(int(row.is_open.sum())), f"{row.rank_correlation():.2f}"
+            lines.append((name, row.source, is_open, row.damage, rank))
+        return text_table(lines, right=(2, 4))
+
+    __repr__ = __str__  # for notebooks
 
 
 def observe_damage(model: nn.Module, batches: Iterable[Any]) -> DamageReport:
@@ -111,7 +88,7 @@ def observe_damage(model: nn.Module, batches: Iterable[Any]) -> DamageReport:
 
     Returns:
         A dict with one `LayerDamage` per layer that a batch passed through. `print` it for a table
-        of rank correlations and the worst slots.
+        of rank correlations.
 
     Raises:
         AllocationError: the model has no selective layers, or there are no batches.
@@ -137,8 +114,6 @@ def observe_damage(model: nn.Module, batches: Iterable[Any]) -> DamageReport:
         )
     model = unwrap(model)
     layers = selective_layers(model)
-    if not layers:
-        raise AllocationError("`model` has no selective layers: call sc.convert(model) first.")
     seen = {name: _WindowMoments(layer) for name, layer in layers.items()}
     hooks = [
         layer.register_forward_pre_hook(seen[name].add, with_kwargs=True)
@@ -162,7 +137,10 @@ def observe_damage(model: nn.Module, batches: Iterable[Any]) -> DamageReport:
             with naming(name):
                 report[name] = moments.compare()
     if not report:
-        raise AllocationError("`batches` contains no batch (an iterator that was used up?).")
+        raise AllocationError(
+            "no batch passed through a selective layer: `batches` contains none (an iterator that "
+            "was used up?), or `model` has no selective layers (call sc.convert first)."
+        )
     return report
 
 
@@ -173,8 +151,7 @@ class _WindowMoments:
         positions = math.prod(layer.kernel_size)
         # MPS has no float64. Elsewhere it keeps kernels that cancel a large mean exact.
         exact = torch.float32 if layer.weight.device.type == "mps" else torch.float64
-        self.layer = layer
-        self.count = 0
+        self.layer, self.count = layer, 0
         self.first = layer.weight.new_zeros(layer.in_channels, positions, dtype=exact)
         self.second = self.first.new_zeros(layer.in_channels, positions, positions)
 
@@ -184,9 +161,15 @@ class _WindowMoments:
         x = layer.select(x if x.ndim == layer.weight.ndim else x[None])
         mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
         x = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
-        step = max(1, _CHUNK // max(1, x[:, :1].numel() * self.first.shape[1]))
-        for start in range(0, layer.in_channels, step):
-            windows = self._unfold(x[:, start : start + step].to(self.first.dtype))
+        slots, positions = self.first.shape
+        step = max(1, _CHUNK // max(1, x[:, :1].numel() * positions))
+        for axis, size in enumerate(layer.kernel_size):
+            x = x.unfold(2 + axis, layer.dilation[axis] * (size - 1) + 1, layer.stride[axis])
+            x = x[..., :: layer.dilation[axis]]
+        x = x.transpose(0, 1)  # (I, N, output axes, kernel axes)
+        for start in range(0, slots, step):
+            part = x[start : start + step].to(self.first.dtype)
+            windows = part.reshape(len(part), -1, positions)
             self.first[start : start + step] += windows.sum(dim=1)
             self.second[start : start + step] += windows.mT @ windows
         self.count += windows.shape[1]
@@ -205,19 +188,3 @@ class _WindowMoments:
             by_group = square.clamp(min=0.0).sqrt()
         measured = torch.block_diag(*by_group).float().cpu()
         return LayerDamage(repr(source), damage, layer.gate.cpu().clone(), expected, measured)
-
-    def _unfold(self, x: Tensor) -> Tensor:
-        """Lay out a padded input (N, C, ...) as (C, output positions, kernel positions)."""
-        layer = self.layer
-        for axis, size in enumerate(layer.kernel_size):
-            x = x.unfold(2 + axis, layer.dilation[axis] * (size - 1) + 1, layer.stride[axis])
-            x = x[..., :: layer.dilation[axis]]
-        # (N, C, output axes, kernel axes)
-        return x.transpose(0, 1).reshape(x.shape[1], -1, math.prod(layer.kernel_size))
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """Rank from the smallest; equal values share the mean of their ranks."""
-    _, inverse, counts = values.unique(return_inverse=True, return_counts=True)
-    ranks: Tensor = counts.cumsum(0) - (counts - 1).double() / 2
-    return ranks[inverse]

@@ -1,26 +1,34 @@
-"""What an allocator would do at a step: a plan for each layer. Deciding changes nothing."""
+"""What an allocator would do at a step: a plan for each layer. Deciding changes nothing.
 
+A gamma that suits one network, weight decay and length of training closes nothing or far too much
+in another. A share of the slots means the same everywhere: with `gamma="auto"`, at most `SHARE` of
+the slots are closed over a training, and gamma is solved for at each step.
+"""
+
+import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from selectconv.allocate.budget import Budget
+from selectconv.allocate.budget import Budget, ClosingQueue
 from selectconv.allocate.settings import AllocatorState, Settings
-from selectconv.allocate.solve_gamma import first_epoch, solve_gammas
 from selectconv.checks import warn
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.mean_source import ObservedMean
 from selectconv.core.plan import AllocationPlan
 from selectconv.errors import AllocationError, naming
 
-
-class Decided(NamedTuple):
-    """What was decided: a plan, and the allocator's state after it."""
-
-    plan: AllocationPlan
-    state: AllocatorState
+SHARE = 0.6  # at most this part is closed and re-opened in a training; some count repeatedly
+CLOSED_SHARE = 0.2  # at most this part is closed in a training where none is re-opened
+# The paper's gamma, for layers that never re-open a slot in a model whose other layers do.
+CLOSE_ONLY = 1e-3
+# A step closes slots of a layer up to the damage of this many average slots of that layer: so
+# little is closed where nothing has faded. One gamma for all layers would close more in wide layers
+# than in narrow ones.
+MOST = 1.5
+_WARM_UP = 0.05  # the part of the training before the first step
 
 
 def decide(
@@ -33,8 +41,8 @@ def decide(
     closes: bool = True,
     reopens: bool = False,
     budget: Budget | None = None,
-) -> Decided:
-    """Decide what to close and to re-open.
+) -> tuple[AllocationPlan, AllocatorState]:
+    """Decide what to close and to re-open: a plan, and the allocator's state after it.
 
     Args:
         settings: the allocator's.
@@ -63,18 +71,17 @@ def decide(
             gammas = solve_gammas(settings, layers, when, protected)
         plans = {}
         for name, layer in layers.items():
-            # Weights that do not learn could make nothing of another channel.
-            rule = settings.rule if reopens and layer.weight.requires_grad else None
             with naming(name):
                 plans[name] = layer.plan(
                     gamma=gammas[name],
-                    rule=rule,
+                    # Weights that do not learn could make nothing of another channel.
+                    rule=settings.rule if reopens and layer.weight.requires_grad else None,
                     damage=settings.damage,
                     protected=protected.get(name),
                     generator=generator,
                 )
     plan = AllocationPlan({name: plan for name, plan in plans.items() if plan})
-    return Decided(plan, replace(state, generator=generator.get_state()).after(plan, now))
+    return plan, replace(state, generator=generator.get_state()).after(plan, now)
 
 
 def _reached(layers: Mapping[str, SelectConvNd], *, is_first: bool) -> Mapping[str, SelectConvNd]:
@@ -87,9 +94,9 @@ def _reached(layers: Mapping[str, SelectConvNd], *, is_first: bool) -> Mapping[s
         name for name, layer in layers.items() if isinstance(layer.mean_source, ObservedMean)
     ]
     unused = [name for name in observed if not layers[name].knows_mean()]
-    if not unused or len(unused) == len(observed):
+    if len(unused) == len(observed):
         return layers
-    if is_first:
+    if unused and is_first:
         warn(
             f"training has not reached {', '.join(f'`{name}`' for name in unused)}: no slot is "
             "closed there until it does."
@@ -111,3 +118,46 @@ def _check_layers(model: nn.Module, layers: Mapping[str, SelectConvNd]) -> None:
                     f"`{name}`: its mean source reads a batch norm that is not in the "
                     "model any more: set `mean_source` to BatchNormMean(the new one, act)."
                 )
+
+
+def first_epoch(settings: Settings) -> int:
+    """Return the first epoch whose step closes anything; a short training has none to lose."""
+    return min(math.floor(_WARM_UP * settings.total_epochs), max(settings.num_steps - 1, 0))
+
+
+def share_of_slots(settings: Settings, epoch: int) -> float:
+    """Return the part of all slots that the step after an epoch closes; it falls to zero."""
+    first = first_epoch(settings)
+    if not first <= epoch < settings.num_steps:
+        return 0.0
+    steps = settings.num_steps - first
+    total = SHARE if settings.reopens else CLOSED_SHARE
+    return total * 2 * (settings.num_steps - epoch) / (steps * (steps + 1))
+
+
+def solve_gammas(
+    settings: Settings,
+    layers: Mapping[str, SelectConvNd],
+    epoch: int,
+    protected: Mapping[str, Tensor],
+) -> dict[str, float]:
+    """Return a gamma for each of these layers: one that closes the epoch's share of the slots.
+
+    Raises:
+        AllocationError: NaN or infinite weights or statistics.
+        MeanSourceError: a layer that does not know its input's mean.
+    """
+    shared = {
+        name: layer
+        for name, layer in layers.items()
+        if not settings.reopens or (layer.shift is not None and layer.weight.requires_grad)
+    }
+    gammas = dict.fromkeys(layers, CLOSE_ONLY)
+    if shared:
+        slots = sum(layer.in_channels for layer in shared.values())
+        number = round(share_of_slots(settings, epoch) * slots)
+        levels = ClosingQueue(shared, settings.damage, protected).levels[:number].tolist()
+        solved = max(levels, default=0.0)  # it closes all of them
+        for name, layer in shared.items():
+            gammas[name] = min(1.0, solved, MOST * layer.groups / layer.in_channels)
+    return gammas

@@ -1,13 +1,13 @@
 """A model, its followers and its optimizer: all of them get the same plan, or none does."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from weakref import WeakSet, ref
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from selectconv.allocate.agreement import agree, in_process_group
-from selectconv.allocate.optimizer_state import check_owns, state_of_slots
+from selectconv.allocate.optimizers import check_owns, state_of_slots
 from selectconv.checks import warn
 from selectconv.core.allocation import draw_shift
 from selectconv.core.layer import SelectConvNd
@@ -41,7 +41,7 @@ class Replicas:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None,
-        followers: Iterable[nn.Module],
+        followers: Sequence[nn.Module],
     ) -> None:
         self.optimizer = optimizer
         self.layers = selective_layers(model)
@@ -50,17 +50,11 @@ class Replicas:
                 layer.check_owns_weight()
         if optimizer is not None:
             check_owns(optimizer, self.layers)
-        if isinstance(followers, nn.Module | Tensor) or not isinstance(followers, Iterable):
-            raise TypeError(
-                "`followers` must be a list of models, such as [ema]; "
-                f"got {type(followers).__name__}."
-            )
+        if not isinstance(followers, Sequence) or not all(
+            isinstance(follower, nn.Module) for follower in followers
+        ):
+            raise TypeError(f"`followers` must be a list of models, got {followers!r:.60}.")
         self.followers = [self._layers_of(follower) for follower in followers]
-
-    @property
-    def device(self) -> torch.device:
-        """The model's device."""
-        return next(iter(self.layers.values())).gate.device
 
     def broadcast(self) -> None:
         """Give every rank the allocation and the shifts of rank 0, whatever it had before."""
@@ -72,24 +66,21 @@ class Replicas:
             for layer in layers.values()
             for tensor in allocation_of(layer)
         ]
-        sent = agree(lambda: [tensor.cpu() for tensor in own], self.device)
+        sent = agree(lambda: [tensor.cpu() for tensor in own], own[0].device)
         for tensor, of_rank_0 in zip(own, sent, strict=True):
             tensor.copy_(of_rank_0)
 
     def shift_everything(self, max_shift: float, generator: torch.Generator) -> None:
         """Give every slot a shift of its own (+S), unless a loaded model has them already."""
         self.broadcast()  # rank 0 alone may have loaded a model
-        if any(bool(layer.shifted.any()) for layer in self.layers.values()):
-            return
+        has_shifts = any(bool(layer.shifted.any()) for layer in self.layers.values())
         for name, layer in self.layers.items():
-            if layer.shift is None:
-                continue
-            slots, axes = layer.shift.shape
-            drawn = draw_shift(slots, axes, max_shift, generator)
-            for own in self._all(name):
-                assert own.shift is not None
-                own.shift.detach().copy_(drawn)
-                own.shifted.fill_(True)
+            if layer.shift is not None and not has_shifts:
+                slots, axes = layer.shift.shape
+                drawn = draw_shift(slots, axes, max_shift, generator)
+                for own in self._all(name):
+                    own.get_parameter("shift").detach().copy_(drawn)
+                    own.shifted.fill_(True)
         self.broadcast()
 
     def apply(self, *plans: AllocationPlan) -> None:
@@ -147,8 +138,6 @@ class Replicas:
 
     def _layers_of(self, follower: nn.Module) -> dict[str, SelectConvNd]:
         """Return a follower's selective layers, which must be those of the model."""
-        if not isinstance(follower, nn.Module):
-            raise TypeError(f"`followers` must be models, got {type(follower).__name__}.")
         if getattr(follower, "use_buffers", False):
             # torch averages integers through floats and truncates: 29 becomes 28.
             raise AllocationError(

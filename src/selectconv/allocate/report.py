@@ -15,20 +15,18 @@ from torch import Tensor
 from selectconv.core.plan import AllocationPlan
 from selectconv.errors import AllocationError, naming
 from selectconv.files import read_json_lines
-from selectconv.tables import counted, html_table, text_table
+from selectconv.tables import counted, text_table
 
 Log = str | PathLike[str] | Iterable[Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AllocationReport:
     """What a step did, or would do. It is false if nothing changed.
 
     Attributes:
         epoch: the epoch of a scheduled step; None for one on demand.
         plan: the plan itself, which `ChannelAllocator.apply` carries out on a copy of the model.
-        smallest_gamma: in a preview, the smallest gamma at which the next step would close a slot
-            that contributes anything. None: no slot can be closed, or this is not a preview.
         unknown: in a preview, the layers that it leaves out because they have not seen any input
             yet.
         cost: with a target, the share of the dense model's cost that is left, in words.
@@ -45,7 +43,6 @@ class AllocationReport:
 
     epoch: int | None
     plan: AllocationPlan
-    smallest_gamma: float | None = None
     unknown: tuple[str, ...] = ()
     cost: str = ""
     is_over: bool = False
@@ -74,19 +71,12 @@ class AllocationReport:
         closed = counted(sum(len(plan.closed) for _, plan in self.plan), "slot")
         opened = sum(len(plan.opened) for _, plan in self.plan)
         where = counted(len(self.plan.layers), "layer")
-        parts = [f"{when}{closed} de-allocated, {opened:,} re-allocated in {where}"]
-        if self.smallest_gamma is not None:
-            parts.append(f"acts from gamma {self.smallest_gamma:.2g}")
-        if self.unknown:
-            parts.append(f"not known before the first batch: {', '.join(self.unknown)}")
-        if self.cost:
-            parts.append(self.cost)
-        return "; ".join(parts)
+        unknown = f"; not known before the first batch: {', '.join(self.unknown)}"
+        cost = f"; {self.cost}" if self.cost else ""
+        done = f"{when}{closed} de-allocated, {opened:,} re-allocated in {where}"
+        return done + (unknown if self.unknown else "") + cost
 
-    def _repr_html_(self) -> str:
-        lines = [("layer", "de-allocated", "re-allocated")]
-        lines += [(name, str(len(one.closed)), str(len(one.opened))) for name, one in self.plan]
-        return html_table(lines, right=(1, 2), note=str(self))
+    __repr__ = __str__  # for notebooks
 
 
 class GammaRow(NamedTuple):
@@ -98,7 +88,7 @@ class GammaRow(NamedTuple):
         layers: the number of layers that would close any.
         open: the number of slots that would stay open, in all layers.
         macs: multiply-adds of the model without the closed slots, before any is re-opened. None:
-            there is no example input, or the model cannot be counted.
+            there is no example input.
         params: the same for parameters.
     """
 
@@ -111,37 +101,30 @@ class GammaRow(NamedTuple):
 
 
 class GammaTable(tuple[GammaRow, ...]):
-    """The rows of `preview(gammas=...)`, which print as a table and show as one in notebooks.
+    """The rows of `preview(gammas=...)`, which print as a table.
 
     Attributes:
-        notes: of how many slots, what the rows leave out, and why.
+        note: of how many slots, and which layers the rows leave out.
     """
 
-    notes: tuple[str, ...] = ()
+    note: str = ""
 
     def __str__(self) -> str:
-        return "\n".join([text_table(self._lines(), right=range(6)), *self.notes])
-
-    def _repr_html_(self) -> str:
-        return html_table(self._lines(), right=range(6), note=" ".join(self.notes))
-
-    def _lines(self) -> list[tuple[str, ...]]:
-        heads = ("gamma", "closed", "layers", "open", "multiply-adds", "parameters")
-        lines: list[tuple[str, ...]] = [heads]
+        lines = [["gamma", "closed", "layers", "open", "multiply-adds", "parameters"]]
         for gamma, *counts in self:
-            shown = ("-" if number is None else f"{number:,}" for number in counts)
-            lines.append((f"{gamma:g}", *shown))
-        return lines
+            shown = ["-" if number is None else f"{number:,}" for number in counts]
+            lines.append([f"{gamma:g}", *shown])
+        return f"{text_table(lines, right=range(6))}\n{self.note}"
+
+    __repr__ = __str__  # for notebooks
 
 
-def read_log(log: Log, *, epochs: int | None = None) -> list[AllocationReport]:
+def read_log(log: Log) -> list[AllocationReport]:
     """Read what each step did.
 
     Args:
         log: the path of a jsonl file, or its rows. The unfinished last line of a killed process
             does not count.
-        epochs: the length of the training: each row must be a step of one of its epochs. None: any
-            epoch, and steps on demand, which have none.
 
     Raises:
         AllocationError: the file cannot be read, or a row is damaged; the message says which.
@@ -157,17 +140,11 @@ def read_log(log: Log, *, epochs: int | None = None) -> list[AllocationReport]:
     reports = []
     for number, row in enumerate(rows, start=1):
         with naming(f"{where} {number}"):
-            reports.append(_read_row(row, epochs))
+            is_row = isinstance(row, Mapping) and {"epoch", "layers"} <= set(row)
+            if not is_row or not isinstance(row["epoch"], int | None):
+                raise AllocationError(
+                    "a row of the log needs `epoch`, an integer or null, and `layers`, "
+                    f"got {row!r:.60}."
+                )
+            reports.append(AllocationReport(row["epoch"], AllocationPlan.from_dict(row["layers"])))
     return reports
-
-
-def _read_row(row: Any, epochs: int | None) -> AllocationReport:
-    if not isinstance(row, Mapping) or not {"epoch", "layers"} <= set(row):
-        raise AllocationError(f"a row of the log needs `epoch` and `layers`, got {row!r:.60}.")
-    epoch = row["epoch"]
-    if not (epoch is None or isinstance(epoch, int)):
-        raise AllocationError(f"`epoch` must be an integer or null, got {epoch!r}.")
-    if epochs is not None and (epoch is None or not 0 <= epoch < epochs):
-        raise AllocationError(f"`epoch` must be from 0 to {epochs - 1}, got {epoch}.")
-    plan = AllocationPlan.from_dict(row["layers"])
-    return AllocationReport(epoch, plan)

@@ -43,9 +43,9 @@ class Settings:
     target_params: float | None = None
 
     def __post_init__(self) -> None:
-        check_choice("mode", self.mode, MODES)
-        check_choice("damage", self.damage, DAMAGES)
         plain: dict[str, Any] = {
+            "mode": check_choice("mode", self.mode, MODES),
+            "damage": check_choice("damage", self.damage, DAMAGES),
             "total_epochs": check_count("total_epochs", self.total_epochs, 1),
             "gamma": check_gamma("gamma", self.gamma),
             "top_k": self.rule.top_k,
@@ -53,17 +53,13 @@ class Settings:
             "stop_at": check_fraction("stop_at", self.stop_at),
             "grace": check_count("grace", self.grace, 0),
         }
-        if target := check_targets(self.target_macs, self.target_params):
-            name, value = target
+        if self.target is not None:
+            name, value = self.target
             plain[name] = value
-            if not self.closes:
-                raise ValueError(f"`{name}` needs a `mode` that closes slots, got {self.mode!r}.")
-            if plain["stop_at"] == 0:
-                raise ValueError(f"`{name}` needs a `stop_at` above 0, got 0.")
-            if plain["gamma"] == "auto":
+            if not self.closes or plain["stop_at"] == 0 or plain["gamma"] == "auto":
                 raise ValueError(
-                    f"`gamma` 'auto' and `{name}` cannot be combined: a target solves for gamma "
-                    "itself."
+                    f"`{name}` needs a `mode` that closes slots, a `stop_at` above 0 and a number "
+                    f"as `gamma`; got {self.mode!r}, {self.stop_at!r} and {self.gamma!r}."
                 )
         elif plain["gamma"] == "auto":
             plain["grace"] = max(plain["grace"], math.ceil(_AUTO_GRACE * plain["total_epochs"]))
@@ -171,8 +167,7 @@ class AllocatorState:
         Raises:
             AllocationError: it is of another version or architecture, or damaged.
         """
-        version = state.get("version") if isinstance(state, Mapping) else None
-        if version != STATE_VERSION:
+        if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
             raise AllocationError(
                 f"`state` must be an allocator's of version {STATE_VERSION}, got {state!r:.60}."
             )
@@ -199,9 +194,9 @@ class AllocatorState:
             for one in (read, like)
         )
         if its != own:
-            different = ", ".join(f"{name} ({slots})" for name, slots in sorted(its ^ own)[:4])
             raise AllocationError(
-                f"`state` is from another architecture: layers and slots differ at {different}."
+                "`state` is from another architecture: layers and slots differ at "
+                f"{sorted(its ^ own)[:4]}."
             )
         if changed:
             warn(

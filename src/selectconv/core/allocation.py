@@ -79,9 +79,7 @@ def choose_closed(
     return is_chosen.nonzero().flatten()
 
 
-def smallest_gamma(
-    necdm: Tensor, gate: Tensor, groups: int, protected: Tensor | None = None
-) -> float | None:
+def smallest_gamma(necdm: Tensor, gate: Tensor, groups: int) -> float | None:
     """Return the smallest gamma at which `choose_closed` closes a slot that contributes.
 
     Slots without any damage, such as those that were just re-opened with weights of zero, do not
@@ -89,8 +87,6 @@ def smallest_gamma(
     """
     by_group = gate.view(groups, -1)
     can_close = (by_group & (by_group.sum(dim=1, keepdim=True) > 1)).flatten()
-    if protected is not None:
-        can_close &= ~protected.to(can_close.device)
     largest = necdm.amax(dim=1)
     largest = largest[can_close & (largest > 0)]
     return float(largest.min()) if len(largest) else None

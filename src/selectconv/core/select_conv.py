@@ -229,15 +229,9 @@ class SelectConvNd(SlottedConv):
             matrix = ecdm(weight, mean, self.groups)
         return normalize_ecdm(matrix) if normalized else matrix
 
-    def smallest_gamma(self, damage: str = "auto", protected: Tensor | None = None) -> float | None:
-        """Return the smallest gamma at which `dealloc` would close a contributing slot, or None.
-
-        Args:
-            damage: as for `ecdm`.
-            protected: (I,) bool, slots that must stay open.
-        """
-        necdm = self.ecdm(normalized=True, damage=damage)
-        return smallest_gamma(necdm, self.gate, self.groups, protected)
+    def smallest_gamma(self) -> float | None:
+        """Return the smallest gamma at which `dealloc` would close a contributing slot, or None."""
+        return smallest_gamma(self.ecdm(normalized=True, damage="auto"), self.gate, self.groups)
 
     # Section 2.3: closing and re-opening slots.
 

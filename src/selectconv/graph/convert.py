@@ -19,7 +19,7 @@ from selectconv.core.models import PARALLEL, selective_layers, unwrap_compiled
 from selectconv.errors import ConversionError, MeanSourceError
 from selectconv.graph.example import as_arguments, evaluating
 from selectconv.graph.input_mean import find_conv_inputs
-from selectconv.tables import counted, html_table, text_table
+from selectconv.tables import counted, text_table
 
 _log = logging.getLogger(__name__)
 
@@ -233,8 +233,7 @@ class Description(tuple[ConvRow, ...]):
     def __str__(self) -> str:
         return f"{text_table(self._lines(), right=_FIGURES)}\n{self._summary()}"
 
-    def _repr_html_(self) -> str:
-        return html_table(self._lines(), right=_FIGURES, note=self._summary())
+    __repr__ = __str__  # for notebooks
 
     def _lines(self) -> list[tuple[str, ...]]:
         table: list[tuple[str, ...]] = [

@@ -1,4 +1,4 @@
-"""Preview, the log of a training, and replaying it onto a fresh copy."""
+"""The log of a training, and replaying it onto a fresh copy."""
 
 import copy
 import json
@@ -14,7 +14,6 @@ from tiny_models import (
     assert_same,
     conv_net,
     dense_net,
-    select_layers,
     silence,
     snapshot,
     train,
@@ -115,9 +114,9 @@ def row(epoch=1, **layers):
             ],
             r"`conv2`: `weight_seed` must be in .* got 9223372036854775808",
         ),
-        ([row("soon")], "`row 1`: `epoch` must be an integer or null, got 'soon'"),
-        ([{"layers": {}}], "`row 1`: a row of the log needs `epoch` and `layers`"),
-        ([3], "`row 1`: a row of the log needs `epoch` and `layers`, got 3"),
+        ([row("soon")], "`row 1`: .*needs `epoch`, an integer or null, .*'soon'"),
+        ([{"layers": {}}], "`row 1`: .*needs `epoch`"),
+        ([3], "`row 1`: .*needs `epoch`.*got 3"),
         ([row(conv1=5)], "`row 1`: A layer's plan needs"),
         (
             [row(), row(conv1={"closed": [-2], "opened": []})],
@@ -152,38 +151,6 @@ def test_half_a_line_does_not_count_and_nonsense_is_named(tmp_path):
         path.write_text(f"{good}\n{bad}\n")
         with pytest.raises(sc.AllocationError, match=message):
             read_log(path)
-
-
-@pytest.mark.parametrize("epoch", [-1, 4, None])
-def test_a_step_outside_the_training_is_refused_where_its_length_is_known(epoch):
-    assert read_log([row(3)], epochs=4)[0].epoch == 3
-    with pytest.raises(
-        sc.AllocationError, match=f"`row 2`: `epoch` must be from 0 to 3, got {epoch}"
-    ):
-        read_log([row(0), row(epoch)], epochs=4)
-
-
-# Preview
-
-
-@pytest.mark.parametrize("grace", [0, 2])
-def test_preview_tells_the_smallest_gamma_that_acts(grace):
-    model = conv_net()
-    silent = silence(model)["conv1"]
-    allocator = allocator_for(model, grace=grace)
-    assert allocator.preview().smallest_gamma == min(
-        layer.smallest_gamma() for layer in select_layers(model).values()
-    )
-    allocator.step(0)
-    with torch.no_grad():
-        model.conv1.weight[:, silent] = 1e-7  # less than any other; safe for two epochs with grace
-    preview = allocator.preview()
-    assert (preview.smallest_gamma < 1e-5) == (grace == 0)
-    assert str(preview).endswith(f"; acts from gamma {preview.smallest_gamma:.2g}")
-    for layer in select_layers(model).values():
-        layer.close(range(1, 12))
-    assert allocator.preview().smallest_gamma is None
-    assert "acts from" not in str(allocator_for(conv_net(), mode="none").preview())
 
 
 # Followers that would spoil the allocation

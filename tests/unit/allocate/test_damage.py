@@ -1,6 +1,7 @@
 """`sc.observe_damage` against slots that are really closed, one after another."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -100,7 +101,7 @@ def test_agrees_with_ecdm_where_its_assumption_holds():
     assert damage.rank_correlation() > 0.9
 
 
-def test_the_correlation_is_that_of_scipy_and_the_worst_are_named():
+def test_the_correlation_is_that_of_scipy():
     damage = sc.observe_damage(one_layer(padding=1), [batch_for(2) + 1.0])["2"]
     tied = damage.expected.clone()
     tied[:3] = tied[0]  # equal shares share their rank
@@ -114,22 +115,15 @@ def test_the_correlation_is_that_of_scipy_and_the_worst_are_named():
         for matrix in (damage.expected, damage.measured)
     )
     assert damage.rank_correlation() == pytest.approx(stats.spearmanr(expected, measured)[0])
-    rows = zip(slots, expected, measured, strict=True)
-    excess = sorted((row for row in rows if row[2] > row[1]), key=lambda row: row[1] - row[2])
-    assert [row[0] for row in damage.worst()] == [row[0] for row in excess[:5]]
-    assert damage.worst(1)[0] == pytest.approx(excess[0])
 
 
 def test_a_side_that_does_not_vary_has_no_correlation():
     model = one_layer(kernel_size=1)
     with torch.no_grad():
         model[2].weight.zero_()
-    report = sc.observe_damage(model, [batch_for(2)])
-    assert report["2"].rank_correlation() is None
-    assert report["2"].worst() == []
-    assert " - " in str(report)
+    assert str(sc.observe_damage(model, [batch_for(2)])).endswith("nan")
     model[2].close([0, 1, 2, 3, 4, 5, 6])
-    assert sc.observe_damage(model, [batch_for(2)])["2"].rank_correlation() is None
+    assert math.isnan(sc.observe_damage(model, [batch_for(2)])["2"].rank_correlation())
 
 
 def trained():
@@ -179,12 +173,11 @@ def test_prints_a_table_of_the_layers_that_a_batch_reached():
     model = Net(lambda net, x: net.body(x), body=trained(), spare=one_layer())
     report = sc.observe_damage(torch.compile(model, backend="eager"), [images(8)])
     assert list(report) == ["body.conv1", "body.conv2"]
-    heads, first, second = str(report).splitlines()
-    assert heads.split()[:4] == ["layer", "E[X]", "open", "by"]
-    assert first.startswith("body.conv1  batch norm + ReLU    12  mean")
-    slot, expected, measured = report["body.conv2"].worst(1)[0]
-    assert f"{slot}: {expected:.2g} -> {measured:.2g}" in second
-    assert report._repr_html_().count("<tr>") == 3
+    heads, first, _ = str(report).splitlines()
+    assert heads.split() == ["layer", "E[X]", "open", "by", "rank", "r"]
+    rank = report["body.conv1"].rank_correlation()
+    assert first == f"body.conv1  batch norm + ReLU    12  mean    {rank:.2f}"
+    assert repr(report) == str(report)
 
 
 @pytest.mark.parametrize(

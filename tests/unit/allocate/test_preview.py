@@ -1,4 +1,4 @@
-"""`preview(gammas=...)` against steps that are carried out, and what notebooks show."""
+"""`preview(gammas=...)` against steps that are carried out."""
 
 import copy
 
@@ -70,31 +70,12 @@ def test_gammas_that_are_not_accepted(model, gammas):
         sc.ChannelAllocator(model, total_epochs=2).preview(gammas=gammas)
 
 
-def test_tables_as_text_and_as_html(model):
+def test_it_prints_a_table(model):
     table = sc.ChannelAllocator(model, total_epochs=2, example_input=X).preview(gammas=[0.1, 1])
     lines = str(table).splitlines()
     assert lines[0].split() == ["gamma", "closed", "layers", "open", "multiply-adds", "parameters"]
     assert lines[-1] == "of 40 slots in 2 layers"
-    assert table._repr_html_().count("<tr>") == 3
-    report = sc.ChannelAllocator(model, total_epochs=2, gamma=1.0).step(0)
-    assert str(report) in report._repr_html_()
-
-
-class Untraceable(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = small_net()
-
-    def forward(self, x):
-        return self.body(x) if x.sum() > 1e9 else self.body(x) + 1
-
-
-def test_without_a_cost_the_slots_are_told_and_why():
-    model = sc.convert(Untraceable(), X)
-    with pytest.raises(sc.CompressionError) as caught:
-        sc.count(model, X)
-    table = sc.ChannelAllocator(model, total_epochs=2, example_input=X).preview(gammas=[0.5])
+    assert repr(table) == str(table)
     bare = sc.ChannelAllocator(model, total_epochs=2).preview(gammas=[0.5])
-    assert tuple(table) == tuple(bare)
-    assert table[0].macs is None
-    assert f"the cost cannot be counted: {str(caught.value).split(':')[0]}" in str(table)
+    assert (bare[0].macs, bare[0].params) == (None, None)
+    assert str(bare).splitlines()[1].split()[-2:] == ["-", "-"]

@@ -33,7 +33,7 @@ DAMAGES = {
     "unknown layer": (LOG, LINE, STEP % ("no.such", 0, ""), "no layer 'no.such'"),
     "slot out of range": (LOG, LINE, STEP % (LAYER, 900, ""), "900"),
     "source out of range": (LOG, LINE, STEP % (LAYER, 0, "[0, 900, null]"), "900"),
-    "epoch after the last": (LOG, '"epoch": 0', '"epoch": 6', "`epoch` must be from 0 to 5, got 6"),
+    "epoch after the last": (LOG, '"epoch": 0', '"epoch": 6', "does not lead to what"),
     "no log": (LOG, r"(?s).*", "", "does not lead to what metrics.jsonl"),
     "no environment": ("env.json", None, "", "env.json"),
     "no held-out result": ("holdout.json", None, "", "holdout.json"),

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from selectconv.allocate.param_groups import param_groups
+from selectconv.allocate.optimizers import param_groups
 from selectconv.core.models import selective_layers
 from selectconv.lab.data.registry import dataset_info
 from selectconv.lab.train.config import resolve

@@ -6,7 +6,7 @@ import time
 import torch
 
 from selectconv.allocate.allocator import ChannelAllocator
-from selectconv.allocate.param_groups import param_groups
+from selectconv.allocate.optimizers import param_groups
 from selectconv.core.models import selective_layers
 from selectconv.lab.bench.subject import KINDS, LAYOUTS, Subject, training_step
 from selectconv.lab.bench.timing import Rows, compare, in_turn, ratios, row

@@ -156,7 +156,7 @@ def read_run(path: Path) -> Run:
     environment = json.loads(folder.check(ENVIRONMENT).read_bytes())
     holdout = json.loads(folder.check(HOLDOUT).read_bytes()) if config.holdout else {}
     log = folder.check(ALLOCATION)
-    steps = read_log(log, epochs=config.epochs) if log.exists() else []
+    steps = read_log(log) if log.exists() else []
     info, method, weights = run_data(path, config), config.method_info, folder / LAST
     model = build_model(config, info)
     layers: list[LayerHistory] = []

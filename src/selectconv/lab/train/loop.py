@@ -19,7 +19,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch import Tensor, nn
 
-from selectconv.allocate.param_groups import param_groups
+from selectconv.allocate.optimizers import param_groups
 from selectconv.allocate.report import AllocationReport
 from selectconv.errors import RunError, SelectConvError
 from selectconv.lab.data.catalogue import Images

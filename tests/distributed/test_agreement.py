@@ -8,7 +8,6 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import selectconv as sc
@@ -21,6 +20,7 @@ from tiny_models import (
     outputs,
     select_layers,
     silence,
+    train,
 )
 
 EPOCHS = 4
@@ -82,11 +82,7 @@ def train_in_parallel(rank, mode):
     )  # fmt: skip
     epochs = []
     for epoch in range(EPOCHS):
-        for step in range(2):
-            x, labels = images(8, seed=10 * epoch + 2 * step + rank)
-            optimizer.zero_grad()
-            F.cross_entropy(wrapped(x), labels).backward()
-            optimizer.step()
+        train(wrapped, optimizer, 2, seed=2 * epoch + rank)
         report = allocator.step(epoch)
         epochs.append(
             {

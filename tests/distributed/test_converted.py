@@ -3,16 +3,15 @@
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import selectconv as sc
-from architectures import ARCHITECTURES, CLASSES
+from architectures import ARCHITECTURES
 from forked import RANKS, spawn
-from tiny_models import assert_same, conv_net, select_layers
+from tiny_models import assert_same, conv_net, select_layers, train
 
 NAMES = ("residual, grouped", "dense, norms that activate", "shuffle")
 STEPS = 2
@@ -44,10 +43,7 @@ def train_in_parallel(rank, name):
     allocator = sc.ChannelAllocator(wrapped, optimizer, total_epochs=10, gamma=0.1)
     reports = []
     for step in range(STEPS):
-        optimizer.zero_grad()
-        y = wrapped(batch(rank, step, architecture.side))
-        F.cross_entropy(y, torch.arange(len(y)) % CLASSES).backward()
-        optimizer.step()
+        train(wrapped, optimizer, 1, seed=2 * step + rank, count=2, size=architecture.side)
         reports.append(allocator.step(step).plan.to_dict())
     learned = {name: value.detach().clone() for name, value in model.named_parameters()}
     kept = ("gate", "index", "moved", "shifted", "observed_mean", "observed_var")

@@ -150,22 +150,16 @@ def test_wrong_words_are_named(words, message, capsys):
 
 def test_a_report_names_what_it_leaves_out(tmp_path, capsys):
     write_run(tmp_path / "good", method="select")
-    incomplete = write_run(tmp_path / "half", method="plain")
-    lines = (incomplete / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (incomplete / "metrics.jsonl").write_text("".join(lines[:3]))
-    (incomplete / "status.json").write_text('{"status": "running"}')
-    seal(incomplete)
     foreign = write_run(tmp_path / "foreign", method="plain")
     (foreign / "config.yaml").write_text("model: densenet41\n")
     seal(foreign)
     (tmp_path / "nothing").mkdir()
-    folders = [str(tmp_path / name) for name in ("good", "half", "foreign", "nothing", "absent")]
+    folders = [str(tmp_path / name) for name in ("good", "foreign", "nothing", "absent")]
     page = tmp_path / "deep" / "page.html"
     assert main(["report", *folders, "--out", str(page)]) == 0
     shown = capsys.readouterr()
     assert "1 run" in shown.out
     for place, word in (
-        ("half", "incomplete: it is 'running' and has 3 of 6 epochs"),
         ("foreign", "Did you mean 'densenet40'"),
         ("nothing", "there is no run here or below"),
         ("absent", "there is no run here or below"),

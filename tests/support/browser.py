@@ -1,7 +1,6 @@
 """A headless Chromium that tests talk to over its debugging pipe; nothing needs to be installed."""
 
 import base64
-import fcntl
 import json
 import os
 import shutil
@@ -21,17 +20,11 @@ class Browser:
     def __init__(self, folder: Path) -> None:
         read_end, self._out = os.pipe()
         self._in, write_end = os.pipe()
-        # Chromium reads commands from descriptor 3 and writes answers to 4. Both ends are moved out
-        # of the way first, since one of them may be 3 or 4 itself, to descriptors that are free.
-        far_read, far_write = (fcntl.fcntl(end, fcntl.F_DUPFD, 40) for end in (read_end, write_end))
-
-        def connect() -> None:
-            os.dup2(far_read, 3)
-            os.dup2(far_write, 4)
-
+        # Chromium reads commands from descriptor 3 and writes answers to 4.
+        moved = f'exec "$@" 3<&{read_end} 4>&{write_end}'
         self.process = subprocess.Popen(
             [
-                CHROMIUM,
+                *("bash", "-c", moved, "bash", CHROMIUM),
                 "--headless=new",
                 "--no-sandbox",
                 "--disable-gpu",
@@ -42,10 +35,9 @@ class Browser:
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            preexec_fn=connect,
-            close_fds=False,
+            pass_fds=(read_end, write_end),
         )
-        for end in (read_end, write_end, far_read, far_write):
+        for end in (read_end, write_end):
             os.close(end)
         self._buffer = b""
         self._number = 0

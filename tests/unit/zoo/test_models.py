@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import selectconv as sc
 from selectconv.deploy.cost import count_macs, count_params
 from selectconv.lab.zoo.paper import PAPER, models_table
-from tiny_models import allocation_of, select_layers, silence
+from tiny_models import allocation_of, select_layers, silence, train
 
 CLASSES = 4
 # Sums of a few hundred float32 products near 1, in another order or with terms of 1e-9.
@@ -460,16 +460,8 @@ def test_a_seed_gives_the_same_weights_plain_or_selective():
 def test_a_step_of_the_allocator(name, realloc):
     model = narrow(name, selective=True, realloc=realloc)
     optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.05, momentum=0.9, weight_decay=1e-4)
-    x, labels = torch.randn(8, 3, 8, 8), torch.arange(8) % CLASSES
-
-    def train(steps):
-        model.train()
-        for _ in range(steps):
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), labels).backward()
-            optimizer.step()
-
-    train(2)
+    x = torch.randn(8, 3, 8, 8)
+    train(model, optimizer, 2)
     layers = select_layers(model)
     silent = silence(model)
     model.eval()
@@ -483,7 +475,7 @@ def test_a_step_of_the_allocator(name, realloc):
 
     allocation = allocation_of(model)
     shifts = {key: layers[key].shift.detach().clone() for key in report.reallocated}
-    train(3)
+    train(model, optimizer, 3, seed=1)
     assert model.eval()(x).isfinite().all()
     for key, value in allocation_of(model).items():
         assert torch.equal(value, allocation[key]), key

@@ -150,7 +150,7 @@ class _Builder:
         self, node: fx.Node, axis: int | None = None, wanted: Channels | None = None
     ) -> fx.Node:
         """Write a parameter or buffer that is read by itself, and not by a module."""
-        value, name = self.flow.tensor(node), str(node.target).replace(".", "_")
+        value, name = node.meta["value"], str(node.target).replace(".", "_")
         key = (name, axis, None if wanted is None else wanted.tobytes())
         if key in self.written:
             return self.written[key]

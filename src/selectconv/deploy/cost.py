@@ -142,7 +142,7 @@ def _params(flow: Dataflow, op: Operation, layout: Layout) -> dict[object, int]:
     params: dict[object, int] = {}
     for other in op.node.all_input_nodes:
         tensor = flow.operations[other]
-        is_parameter = tensor.kind is Kind.TENSOR and isinstance(flow.tensor(other), nn.Parameter)
+        is_parameter = tensor.kind is Kind.TENSOR and isinstance(other.meta["value"], nn.Parameter)
         if is_parameter and not is_read_for_type(other):
             axis = channel_axis(flow, op, other) if op.kind is Kind.CHANNELWISE else None
             width = math.prod(tensor.shape) // (1 if axis is None else tensor.shape[axis])

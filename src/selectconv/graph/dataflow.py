@@ -10,10 +10,10 @@ import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.spectral_norm import SpectralNorm
@@ -34,7 +34,6 @@ from selectconv.graph.operations import (
 from selectconv.graph.pure_graph import purify, shape_of
 from selectconv.graph.tracer import (
     DependsOnValues,
-    FailsOnExample,
     Fixed,
     ShapeTracer,
     failed_line,
@@ -101,10 +100,6 @@ class Dataflow:
 
     root: fx.GraphModule
     operations: dict[fx.Node, Operation]
-
-    def tensor(self, node: fx.Node) -> Tensor:
-        """Look up the parameter or buffer that a node of kind TENSOR stands for."""
-        return cast(Tensor, operator.attrgetter(str(node.target))(self.root))
 
 
 def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
@@ -181,10 +176,8 @@ def _trace(root: nn.Module, arguments: Mapping[str, Any]) -> fx.Graph:
         try:
             graph = tracer.trace(root)
             break
-        except FailsOnExample as error:
-            raise CompressionError(
-                f"`example_input`: the model fails on it with {error}"
-            ) from error.__cause__
+        except CompressionError:
+            raise
         except Exception as error:  # user code under a tracer can fail in any way
             # torch.fx leaves the module on its stack whose forward failed.
             name, kind = next(reversed(tracer.module_stack.values()), ("", type(root)))
@@ -242,9 +235,8 @@ def _is_aligned(node: fx.Node) -> bool:
         return False
     for other in node.all_input_nodes:
         shape = shape_of(other)
-        axis = 1 + len(shape) - len(out)
-        size = 1 if axis < 0 else shape[axis]
-        can_narrow = axis == 1 or other.op == "get_attr"  # as (C, 1, 1): parameters only
+        can_narrow = len(shape) == len(out) or other.op == "get_attr"  # as (C, 1, 1): parameters
+        size = ((1,) * len(out) + shape)[1 - len(out)]  # along the output's channels
         if size != 1 and not (can_narrow and size == out[1]):
             return False
     return True

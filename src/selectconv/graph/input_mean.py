@@ -42,7 +42,7 @@ from selectconv.graph.operations import (
     setting,
     writes,
 )
-from selectconv.graph.tracer import Tracer, first_line, module_of, settle
+from selectconv.graph.tracer import Tracer, first_line, module_of
 
 _SAME_VALUES = {Family.IDENTITY, Family.CAST, Family.CONTIGUOUS, Family.COPY}
 _SAME_MEAN = {Family.DROPOUT, Family.RESIZE}
@@ -90,7 +90,7 @@ def find_conv_inputs(
     try:
         # A forward may keep features, count its calls or update statistics: a copy's, here.
         traced = copy.deepcopy(model, {id(own): own for own in model.parameters()})
-        graph = Tracer(_is_leaf, settle(bound.arguments)).trace(traced)
+        graph = Tracer(_is_leaf, bound.arguments).trace(traced)
     except Exception as error:  # user code under a tracer can fail in any way; the reason is kept
         return {}, first_line(error)
     if _random_state() != before:  # as in stochastic depth: the graph may be there by chance
@@ -178,7 +178,7 @@ class _Walk:
             node: where the walk stands.
             acts: the activations passed on the way, in the order in which they are applied.
         """
-        if not isinstance(node, fx.Node) or self._is_overwritten(node):
+        if not isinstance(node, fx.Node) or (len(node.users) > 1 and self._is_written(node)):
             return None
         module, before = module_of(self.modules, node), argument(node)
         family = family_of(node, module)
@@ -199,10 +199,6 @@ class _Walk:
         if family is Family.PAD:
             return self._padded(node, acts)
         return self._rearranged(node, acts) if is_rearrangement(node, module) else None
-
-    def _is_overwritten(self, node: fx.Node) -> bool:
-        """Return whether something off the conv's path may write into `node`."""
-        return len(node.users) > 1 and self._is_written(node)
 
     def _is_written(self, node: fx.Node) -> bool:
         """Return whether a step writes into `node`, or into a view of it."""
@@ -231,7 +227,7 @@ class _Walk:
         while isinstance(start, fx.Node) and is_rearrangement(
             start, module_of(self.modules, start)
         ):
-            if self._is_overwritten(start):
+            if len(start.users) > 1 and self._is_written(start):  # off the conv's path
                 return None
             start = argument(start)
         source = self.closed_form(start, acts)

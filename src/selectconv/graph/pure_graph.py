@@ -120,12 +120,11 @@ def _make_functional(node: fx.Node) -> None:
     if "inplace" in node.kwargs:
         node.kwargs = {key: value for key, value in node.kwargs.items() if key != "inplace"}
         return
-    if node.target in IN_PLACE_OPERATORS:
-        node.target = IN_PLACE_OPERATORS[node.target]
-        return
-    name = str(getattr(node.target, "__name__", node.target))[:-1]
+    name = str(getattr(node.target, "__name__", node.target)).removesuffix("_")
     homes = (Tensor,) if node.op == "call_method" else (torch, F)
     functions = [getattr(home, name) for home in homes if hasattr(home, name)]
+    if node.target in IN_PLACE_OPERATORS:
+        functions = [IN_PLACE_OPERATORS[node.target]]
     if not functions:
         raise CompressionError(
             f"`{node.name}` writes in place in a way that is not known; write it out of place to "

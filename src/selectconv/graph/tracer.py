@@ -25,11 +25,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
 
 from selectconv.core.models import inner_module
+from selectconv.errors import CompressionError
 from selectconv.graph.operations import IN_PLACE_OPERATORS
 
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout)
 _TRACERS = tuple(f"{Path(home).parent}{os.sep}" for home in (torch.__file__, __file__))
-_LONGEST_LINE = 80
 _ON_VALUES = "what is computed depends on the values of a tensor"
 
 
@@ -56,15 +56,26 @@ class Tracer(fx.Tracer):
 
     Args:
         is_leaf: returns whether a module is one step of the graph.
-        settled: arguments of the traced forward that have one value, by name.
+        arguments: of the traced forward, by name. It decides by those that are None or of one of
+            the `kinds`; to torch.fx all are unknown values: `if mask is None` would never hold.
+        kinds: types of arguments.
     """
 
     proxy_class: type[Proxy] = Proxy
 
-    def __init__(self, is_leaf: Callable[[nn.Module], bool], settled: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        is_leaf: Callable[[nn.Module], bool],
+        arguments: Mapping[str, Any],
+        kinds: tuple[type, ...] = (bool, str),
+    ) -> None:
         super().__init__()
         self.is_leaf = is_leaf
-        self.settled = settled
+        self.settled = {
+            name: value
+            for name, value in arguments.items()
+            if value is None or isinstance(value, kinds)
+        }
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """Make the value that stands for a step while the model's code runs."""
@@ -98,10 +109,6 @@ class Fixed(IntEnum):
 
 class DependsOnValues(fx.proxy.TraceError):
     """A forward depends on the values of a tensor."""
-
-
-class FailsOnExample(Exception):
-    """A step of a model fails on the example."""
 
 
 class _ShapedProxy(Proxy):
@@ -153,7 +160,7 @@ class ShapeTracer(Tracer):
     def __init__(
         self, is_leaf: Callable[[nn.Module], bool], arguments: Mapping[str, Any], fixed: Fixed
     ) -> None:
-        super().__init__(is_leaf, settle(arguments, _PLAIN if fixed else (bool, str)))
+        super().__init__(is_leaf, arguments, _PLAIN if fixed else (bool, str))
         self.fixed = fixed
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._counter = FlopCounterMode(display=False)
@@ -166,7 +173,11 @@ class ShapeTracer(Tracer):
     def create_node(
         self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **named: Any
     ) -> fx.Node:
-        """Record a step, and run it without data."""
+        """Record a step, and run it without data.
+
+        Raises:
+            CompressionError: it fails on the example.
+        """
         node = super().create_node(kind, target, args, kwargs, *rest, **named)
         values = fx.map_arg((args, kwargs), lambda other: other.meta["value"])
         self._is_running = True
@@ -176,7 +187,9 @@ class ShapeTracer(Tracer):
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise DependsOnValues(_ON_VALUES) from error
         except Exception as error:
-            raise FailsOnExample(str(error)) from error
+            raise CompressionError(
+                f"`example_input`: the model fails on it with {error}"
+            ) from error
         finally:
             self._is_running = False
         node.meta["macs"] = self._counter.get_total_flops() // 2
@@ -261,18 +274,6 @@ class ShapeTracer(Tracer):
         return (obj[place] for place in range(len(obj)))
 
 
-def settle(arguments: Mapping[str, Any], kinds: tuple[type, ...] = (bool, str)) -> dict[str, Any]:
-    """Return the arguments that a forward decides by: None, and those of these kinds.
-
-    To torch.fx all arguments are unknown values: `if mask is None` would never hold.
-    """
-    return {
-        name: value
-        for name, value in arguments.items()
-        if value is None or isinstance(value, kinds)
-    }
-
-
 def module_of(modules: Mapping[str, nn.Module], node: fx.Node) -> nn.Module | None:
     """Return which of the modules, by name, a node calls; None: it calls none."""
     return modules.get(str(node.target)) if node.op == "call_module" else None
@@ -288,6 +289,6 @@ def failed_line(error: Exception) -> str:
     for frame in reversed(extract_tb(error.__traceback__)):
         if frame.line and not frame.filename.startswith(_TRACERS):
             line = frame.line.strip()
-            short = line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."
+            short = line if len(line) <= 80 else f"{line[:80]}..."
             return f"`{short}` ({Path(frame.filename).name}, line {frame.lineno})"
     return ""

@@ -1,8 +1,7 @@
 """`compress`: a physically smaller model of standard operations, with the same outputs."""
 
 import copy
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -122,21 +121,20 @@ class _Builder:
             return self._join([self._value(other) for other in self.layout.pieces[op.node]])
         if op.kind is Kind.CHANNEL_PAD:
             return self._write_channel_pad(op)
-        target = op.node.target
-        if op.module is not None:
-            kept = self.layout.kept[op.node]
-            target = self._hold(str(target), lambda: _narrow_module(op, kept))
+        if op.module is not None:  # one that is called twice is made once
+            module = _narrow_module(op.module, op.channels, self.layout.kept[op.node])
+            self.made.setdefault(str(op.node.target), module)
         args, kwargs = fx.map_arg(
             (op.node.args, op.node.kwargs), lambda other: self._operand(op, other)
         )
-        return self.graph.create_node(op.node.op, target, args, kwargs, op.node.name)
+        return self.graph.create_node(op.node.op, op.node.target, args, kwargs, op.node.name)
 
     def _operand(self, op: Operation, other: fx.Node) -> fx.Node:
         """Bring an input to the channels that an operation works on."""
         kept = self.layout.kept[op.node]
         if op.kind in BY_CHANNEL and self.flow.operations[other].kind is Kind.TENSOR:
             axis = channel_axis(self.flow, op, other)
-            return self._tensor(other, axis, None if axis is None else kept)
+            return self._tensor(other) if axis is None else self._tensor(other, axis, kept)
         if op.kind in BY_CHANNEL and is_channel_operand(self.flow, op, other):
             return self._gather(other, kept)
         return self._value(other)
@@ -146,16 +144,14 @@ class _Builder:
         is_tensor = self.flow.operations[node].kind is Kind.TENSOR
         return self._tensor(node) if is_tensor else self.new[node]
 
-    def _tensor(
-        self, node: fx.Node, axis: int | None = None, wanted: Channels | None = None
-    ) -> fx.Node:
+    def _tensor(self, node: fx.Node, axis: int = 0, wanted: Channels | None = None) -> fx.Node:
         """Write a parameter or buffer that is read by itself, and not by a module."""
         value, name = node.meta["value"], str(node.target).replace(".", "_")
         key = (name, axis, None if wanted is None else wanted.tobytes())
         if key in self.written:
             return self.written[key]
         part = value.detach().clone()
-        if axis is not None and wanted is not None:
+        if wanted is not None:
             part = part.index_select(axis, torch.from_numpy(wanted).to(part.device))
         if is_read_for_type(node):
             part = part.new_empty(0)
@@ -185,12 +181,6 @@ class _Builder:
     def _join(self, pieces: list[fx.Node]) -> fx.Node:
         return pieces[0] if len(pieces) == 1 else self.graph.call_function(torch.cat, (pieces, 1))
 
-    def _hold(self, name: str, make: Callable[[], nn.Module]) -> str:
-        """Make a module once; shared ones are called by the same name again."""
-        if name not in self.made:
-            self.made[name] = make()
-        return name
-
     def _write_conv(self, op: Operation) -> fx.Node:
         parts = self.layout.parts[op.node]
         x = self._join([self._write_part(op, part) for part in parts])
@@ -201,7 +191,8 @@ class _Builder:
                 len(still) + shifted.reshape(parts[1].sources.shape),
             ]
             x = self._select(x, np.concatenate(by_group, axis=1).reshape(-1))
-        return self.graph.call_module(self._hold(str(op.node.target), lambda: _conv(parts)), (x,))
+        self.made.setdefault(str(op.node.target), _conv(parts))
+        return self.graph.call_module(str(op.node.target), (x,))
 
     def _write_part(self, op: Operation, part: Part) -> fx.Node:
         """Write what a conv reads of its input."""
@@ -210,11 +201,8 @@ class _Builder:
         x = self._gather(argument(op.node), part.sources.reshape(-1))
         if not part.reach:
             return x
-        weight = stencil_weight(part)  # of a depthwise conv, which shifts
-        name = self._hold(
-            f"{op.node.target}_stencil",
-            lambda: _new_conv(weight, None, len(weight), padding=part.reach),
-        )
+        name, weight = f"{op.node.target}_stencil", stencil_weight(part)  # a depthwise conv shifts
+        self.made.setdefault(name, _new_conv(weight, None, len(weight), padding=part.reach))
         return self.graph.call_module(name, (x,))
 
     def _write_channel_pad(self, op: Operation) -> fx.Node:
@@ -225,16 +213,16 @@ class _Builder:
         return self.graph.call_function(F.pad, (self._value(before), new_pad))
 
 
-def _narrow_module(op: Operation, kept: Channels) -> nn.Module:
+def _narrow_module(module: nn.Module, channels: int, kept: Channels) -> nn.Module:
     """Copy a module, with the kept channels only where it has parameters for each."""
-    new = copy.deepcopy(cast(nn.Module, op.module))
-    if len(kept) == op.channels:
+    new = copy.deepcopy(module)
+    if len(kept) == channels:
         return new
     for name in ("out_features", "num_features", "num_parameters"):
-        if getattr(new, name, None) == op.channels:
+        if getattr(new, name, None) == channels:
             setattr(new, name, len(kept))
     for name, value in (*new._parameters.items(), *new._buffers.items()):
-        if value is not None and value.ndim and len(value) == op.channels:
+        if value is not None and value.ndim and len(value) == channels:
             part = value.detach()[torch.from_numpy(kept).to(value.device)]
             setattr(new, name, nn.Parameter(part) if isinstance(value, nn.Parameter) else part)
     return new

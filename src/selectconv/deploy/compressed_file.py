@@ -107,8 +107,6 @@ def load_compressed(path: str | os.PathLike[str]) -> fx.GraphModule:
         raise CompressionError(
             f"{path}: the description cannot be read, or does not match the weights ({reason})."
         ) from error
-    for name, value in module.named_parameters():
-        value.requires_grad_(tensors[name].is_floating_point())
     return module.eval()
 
 
@@ -207,9 +205,9 @@ def _rebuild(description: dict[str, Any], tensors: dict[str, Tensor]) -> fx.Grap
         is_end = op in ("placeholder", "output")
         step: Any = _check_name(target, stars="*") if is_end else known[op][target]
         if op == "get_attr":
-            held[_check_name(target)] = tensors[target]
-            if target in description["parameters"]:
-                held[target] = nn.Parameter(tensors[target], requires_grad=False)
+            value = tensors[_check_name(target)]
+            is_parameter = target in description["parameters"]
+            held[target] = nn.Parameter(value, value.is_floating_point()) if is_parameter else value
         new_args = tuple(_decode(args, nodes))
         if step is getattr and new_args[1] not in ATTRIBUTES:
             raise ValueError(f"unknown attribute {new_args[1]!r}")
@@ -246,12 +244,11 @@ def _decode(value: Any, nodes: dict[str, fx.Node]) -> Any:
     ((kind, inner),) = value.items()
     if kind == "node":
         return nodes[inner]
-    if kind == "tuple":
-        return tuple(_decode(inner, nodes))
+    if kind in ("tuple", "slice"):
+        parts = _decode(inner, nodes)
+        return tuple(parts) if kind == "tuple" else slice(*parts)
     if kind == "dict":
         return {_check_name(key): _decode(one, nodes) for key, one in inner.items()}
-    if kind == "slice":
-        return slice(*_decode(inner, nodes))
     if kind == "dtype" and isinstance(dtype := getattr(torch, inner), torch.dtype):
         return dtype
     if kind == "ellipsis":

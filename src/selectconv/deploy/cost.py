@@ -110,9 +110,11 @@ class CostCounter:
             if op.kind is Kind.CONV:
                 batch, _, *after = op.shape
                 before = flow.operations[argument(node)].shape[2:]
-                for part in layout.parts[node]:
-                    macs += batch * math.prod(after) * part.num_weights
-                    macs += batch * math.prod(before) * part.num_stencil_weights
+                macs += batch * sum(
+                    math.prod(after) * part.num_weights
+                    + math.prod(before) * part.num_stencil_weights
+                    for part in layout.parts[node]
+                )
             elif op.kind is Kind.LINEAR:
                 kept = len(layout.kept[node])
                 macs += op.macs // op.channels * kept
@@ -153,7 +155,7 @@ def _params(flow: Dataflow, op: Operation, layout: Layout) -> dict[object, int]:
 def _elements_read(flow: Dataflow, op: Operation, layout: Layout) -> int:
     """Count the elements that ReLU and average pooling read, as CondenseNet does."""
     row = find_row(op.node, op.module)
-    if row is None or not (row.family in _AVERAGES or "relu" in row.names):
+    if not (row.family in _AVERAGES or "relu" in row.names):
         return 0
     before = flow.operations[argument(op.node)].shape
     return math.prod(before) // before[1] * len(layout.kept[op.node])

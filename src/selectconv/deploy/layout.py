@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from torch import fx, nn
+from torch import fx
 from torch.nn.modules.conv import _ConvNd
 
 from selectconv.core.layer import SelectConvNd
@@ -79,8 +79,14 @@ class _Planner:
         need, kept = self.needed[op.node], self.layout.kept
         if op.kind in (Kind.CONV, Kind.LINEAR):
             filters = _keep_filters(op, need, self.round_to)
-            if op.kind is Kind.CONV:
-                self.layout.parts[op.node] = self._parts(op, filters)
+            if isinstance(op.module, _ConvNd):
+                before = argument(op.node)
+                # A conv that is called twice must read the same number of channels each time.
+                round_to = None if op.node in self.shared else self.round_to
+                self.layout.parts[op.node] = plan_parts(
+                    op.module, filters, kept[before], self.flow.operations[before].shape[2:],
+                    round_to, self.blocks.of_shifts(op.module),
+                )  # fmt: skip
             return filters
         if op.kind in BY_CHANNEL:
             return self._keep_channels(op, need)
@@ -95,14 +101,6 @@ class _Planner:
             is_zero[front : front + self.flow.operations[before].channels] = False
             return np.union1d(np.flatnonzero(is_zero), kept[before] + front)
         return np.arange(op.channels)
-
-    def _parts(self, op: Operation, filters: Channels) -> list[Part]:
-        assert isinstance(op.module, _ConvNd)
-        before = argument(op.node)
-        # A conv that is called twice must read the same number of channels each time.
-        round_to = None if op.node in self.shared else self.round_to
-        spatial, block = self.flow.operations[before].shape[2:], self.blocks.of_shifts(op.module)
-        return plan_parts(op.module, filters, self.layout.kept[before], spatial, round_to, block)
 
     def _keep_channels(self, op: Operation, need: Mask) -> Channels:
         """Choose the channels of something that works channel by channel."""
@@ -203,7 +201,7 @@ def _find_shared(flow: Dataflow) -> set[fx.Node]:
 
 def reads(flow: Dataflow, op: Operation, need: Mask) -> Iterator[tuple[fx.Node, Mask]]:
     """Yield what an operation needs of each of its inputs, if `need` is needed of its output."""
-    if op.kind is Kind.CONV:
+    if op.kind is Kind.CONV and isinstance(op.module, _ConvNd):
         yield argument(op.node), _conv_reads(op.module, need)
     elif op.kind is Kind.CONCAT:
         yield from ((x, need[where]) for x, where in _pieces(flow, op) if need[where].any())
@@ -226,27 +224,23 @@ def _pieces(flow: Dataflow, op: Operation) -> Iterator[tuple[fx.Node, slice]]:
         start = stop
 
 
-def _conv_reads(module: nn.Module | None, need: Mask) -> Mask:
-    assert isinstance(module, _ConvNd)
-    in_use = np.repeat(
-        need.reshape(module.groups, -1).any(axis=1), module.in_channels // module.groups
-    )
-    if not isinstance(module, SelectConvNd):
-        return in_use
-    slots = in_use & module.gate.cpu().numpy()
-    reads = np.zeros(module.in_channels, dtype=bool)
-    reads[module.index.cpu().numpy()[slots]] = True
+def _conv_reads(conv: _ConvNd, need: Mask) -> Mask:
+    is_used = need.reshape(conv.groups, -1).any(axis=1)
+    slots = np.repeat(is_used, conv.in_channels // conv.groups)
+    if not isinstance(conv, SelectConvNd):
+        return slots
+    reads = np.zeros(conv.in_channels, dtype=bool)
+    reads[conv.index.cpu().numpy()[slots & conv.gate.cpu().numpy()]] = True
     return reads
 
 
 def _keep_filters(op: Operation, need: Mask, round_to: int) -> Channels:
     """Choose the filters to keep: all groups that are left keep equally many of them."""
-    groups = getattr(op.module, "groups", 1)
-    by_group = need.reshape(groups, -1).copy()
-    count = int(by_group.sum(axis=1).max())
-    if groups == 1:
-        count = min(math.ceil(count / round_to) * round_to, len(need))
+    by_group = need.reshape(getattr(op.module, "groups", 1), -1).copy()
+    most = by_group.sum(axis=1).max()
     for row in by_group:
         if row.any():
-            row[np.flatnonzero(~row)[: count - int(row.sum())]] = True
+            row[np.flatnonzero(~row)[: most - row.sum()]] = True
+    if len(by_group) == 1:
+        _round_up(by_group[0], round_to)
     return np.flatnonzero(by_group)

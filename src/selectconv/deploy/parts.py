@@ -9,7 +9,6 @@ the batch norm after it; where none follows, adding up two convs is about as fas
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -130,9 +129,9 @@ def plan_parts(
 
 def has_shifts(conv: object) -> bool:
     """Return whether an open slot of a conv is shifted."""
-    if not isinstance(conv, SelectConvNd):
-        return False
-    return bool(np.any(shifts_of(conv)[conv.gate.cpu().numpy()] != 0))
+    return isinstance(conv, SelectConvNd) and bool(
+        np.any(shifts_of(conv)[conv.gate.cpu().numpy()] != 0)
+    )
 
 
 def shifts_of(conv: SelectConvNd) -> npt.NDArray[np.float64]:
@@ -241,6 +240,5 @@ def stencil_weight(part: Part) -> Tensor:
 
 
 def _index_of(conv: _ConvNd) -> Channels:
-    if isinstance(conv, SelectConvNd):
-        return cast(Channels, conv.index.cpu().numpy())
-    return np.arange(conv.in_channels)
+    is_selective = isinstance(conv, SelectConvNd)
+    return np.asarray(conv.index.cpu()) if is_selective else np.arange(conv.in_channels)

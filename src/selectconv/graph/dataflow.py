@@ -10,6 +10,7 @@ import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from inspect import signature
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from selectconv.checks import warn
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers, unwrap
 from selectconv.errors import CompressionError
-from selectconv.graph.example import bind_example, evaluating
+from selectconv.graph.example import as_arguments, evaluating
 from selectconv.graph.operations import (
     Family,
     argument,
@@ -117,7 +118,11 @@ def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
     if isinstance(model, _ConvNd | nn.Linear | _BatchNorm):
         model = nn.Sequential(model)  # a graph needs a parent module
     _check_modules(model)
-    bound = bind_example(model, example_input)
+    args, kwargs = as_arguments(example_input)
+    try:
+        bound = signature(model.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"`example_input` does not fit the model's forward: {error}.") from None
     given = set(bound.arguments)
     bound.apply_defaults()
     # Selective layers are the model's own: what is counted follows their slots.

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from inspect import BoundArguments, signature
 from typing import Any
 
 import numpy as np
@@ -52,16 +51,3 @@ def as_arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example_input, tuple | list):
         return tuple(example_input), {}
     return (example_input,), {}
-
-
-def bind_example(model: nn.Module, example_input: Any) -> BoundArguments:
-    """Give an example's arguments the names that a model's forward has for them.
-
-    Raises:
-        TypeError: they do not fit: there are too many or too few, or one has another name.
-    """
-    args, kwargs = as_arguments(example_input)
-    try:
-        return signature(model.forward).bind(*args, **kwargs)
-    except TypeError as error:
-        raise TypeError(f"`example_input` does not fit the model's forward: {error}.") from None

@@ -125,7 +125,7 @@ def _random_state() -> tuple[Any, ...]:
 
 def _is_leaf(module: nn.Module) -> bool:
     """Return whether a module is to be seen as one step, although it may not be torch's own."""
-    return isinstance(module, _ConvNd | _BatchNorm) or find_module_row(module) is not None
+    return isinstance(module, _ConvNd | _BatchNorm) or find_module_row(module).family is not None
 
 
 class Call(NamedTuple):
@@ -242,8 +242,7 @@ class _Walk:
 def _norm_mean(norm: _BatchNorm, acts: tuple[Call, ...]) -> BatchNormMean | None:
     """Return the mean of a batch norm's output after these activations, and after its own."""
     act, drop = (getattr(norm, name, nn.Identity()) for name in ("act", "drop"))  # timm's have them
-    row = find_module_row(act)
-    family = None if row is None else row.family
+    family = find_module_row(act).family
     # What drops values before a non-linear function changes the mean after it.
     if family not in (Family.IDENTITY, Family.ACTIVATION) or type(drop) is not nn.Identity:
         return None
@@ -260,7 +259,6 @@ def _activation(node: fx.Node, module: nn.Module | None) -> Call | None:
     if any(isinstance(value, fx.Node) for value in (*node.args[1:], *node.kwargs.values())):
         return None  # computed on the way: not a fixed function of one input
     row = find_row(node, module)
-    assert row is not None
     is_plain = node.target in functions_of(row).values()  # no method, and none that writes
     function = node.target if is_plain else row.function
     kwargs = {key: value for key, value in node.kwargs.items() if key not in ("input", "inplace")}

@@ -47,7 +47,7 @@ class Row:
     """One operation, under all names that it has.
 
     Attributes:
-        family: what it does.
+        family: what it does; None: the table does not have it.
         names: of functions in torch and torch.nn.functional and of methods of tensors, all of the
             same meaning; those of Python's operators begin with "operator.".
         modules: classes of torch that compute it.
@@ -55,7 +55,7 @@ class Row:
         gradient: how autograd's name for it begins; empty where pruning need not know it.
     """
 
-    family: Family
+    family: Family | None
     names: tuple[str, ...] = ()
     modules: tuple[type[nn.Module], ...] = ()
     others: tuple[str, ...] = ()
@@ -194,6 +194,7 @@ IN_PLACE_OPERATORS: dict[Any, Callable[..., Any]] = {
     )
 }  # fmt: skip
 _HOMES = {"torch": torch, "functional": F}
+_UNKNOWN = Row(None)
 
 
 def functions_of(row: Row, suffix: str = "") -> dict[str, Callable[..., Any]]:
@@ -224,8 +225,8 @@ _OUT_OF_PLACE: dict[Any, Callable[..., Any]] = {
 }
 
 
-def find_row(node: fx.Node, module: nn.Module | None) -> Row | None:
-    """Find the row of a step; None: the table does not have it.
+def find_row(node: fx.Node, module: nn.Module | None) -> Row:
+    """Find the row of a step; its family is None where the table does not have it.
 
     Args:
         node: a step of a traced model.
@@ -234,26 +235,22 @@ def find_row(node: fx.Node, module: nn.Module | None) -> Row | None:
     if module is not None:
         return find_module_row(module)
     if node.op == "call_function":
-        return _ROW_OF_FUNCTION.get(_OUT_OF_PLACE.get(node.target, node.target))
-    if node.op != "call_method":
-        return None
-    name = str(node.target)
-    row = _ROW_OF_METHOD.get(name.removesuffix("_"))
-    return row if row in _ACTIVATIONS or not name.endswith("_") else None
+        return _ROW_OF_FUNCTION.get(_OUT_OF_PLACE.get(node.target, node.target), _UNKNOWN)
+    name = str(node.target) if node.op == "call_method" else ""
+    row = _ROW_OF_METHOD.get(name.removesuffix("_"), _UNKNOWN)
+    return row if row in _ACTIVATIONS or not name.endswith("_") else _UNKNOWN
 
 
-def find_module_row(module: nn.Module) -> Row | None:
-    """Find the row of a module; None: the table does not have it."""
+def find_module_row(module: nn.Module) -> Row:
+    """Find the row of a module; its family is None where the table does not have it."""
     package = type(module).__module__.partition(".")[0]
-    return _ROW_OF_MODULE.get(type(module)) or _ROW_OF_OTHER.get(
-        f"{package}.{type(module).__name__}"
-    )
+    other = _ROW_OF_OTHER.get(f"{package}.{type(module).__name__}", _UNKNOWN)
+    return _ROW_OF_MODULE.get(type(module), other)
 
 
 def family_of(node: fx.Node, module: nn.Module | None) -> Family | None:
     """Return what a step does; None: the table does not have it."""
-    row = find_row(node, module)
-    return None if row is None else row.family
+    return find_row(node, module).family
 
 
 def argument(node: fx.Node, place: int = 0, keyword: str = "input", default: Any = None) -> Any:

@@ -36,18 +36,15 @@ _ON_VALUES = "what is computed depends on the values of a tensor"
 class Proxy(fx.Proxy):
     """Records `x += y` and `x[i] = y` as writing into `x`: torch.fx takes the first for a sum."""
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
 
-
-def _writing(target: Callable[..., Any]) -> Callable[[Proxy, Any], fx.Proxy]:
-    def write(self: Proxy, other: Any) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", target, (self, other), {})
+def _writing(target: Callable[..., Any]) -> Callable[..., fx.Proxy]:
+    def write(self: Proxy, *others: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", target, (self, *others), {})
 
     return write
 
 
-for _operator in IN_PLACE_OPERATORS:
+for _operator in (*IN_PLACE_OPERATORS, operator.setitem):
     setattr(Proxy, f"__{_operator.__name__}__", _writing(_operator))
 
 

@@ -74,27 +74,20 @@ def compress(
         check_count("round_to", round_to, 1)
     model = unwrap(model)
     flow = trace_dataflow(model, example_input)
-    with torch.no_grad():
-        small = _Builder(flow, plan_layout(flow, round_to)).build()
-        _compare(model, small, example_input)
-    return small
-
-
-def _compare(model: nn.Module, small: nn.Module, example_input: Any) -> None:
-    """Raise an error if a compressed model computes something else on the example."""
     args, kwargs = as_arguments(example_input)
-    with evaluating(model):
-        wanted = tensors_in(model(*args, **kwargs))
+    with torch.no_grad(), evaluating(model):
+        small = _Builder(flow, plan_layout(flow, round_to)).build()
+        wanted, got = tensors_in(model(*args, **kwargs)), tensors_in(small(*args, **kwargs))
     if any(bool(output.isnan().any()) for output in wanted):
         raise CompressionError(
             "an output of the model itself is NaN on the example, so the compressed model cannot "
             "be compared with it: look for NaN in `example_input` and in the weights."
         )
-    got = tensors_in(small(*args, **kwargs))
     check_same(
         model, (args, kwargs), wanted, got, rtol=RTOL, error=CompressionError,
         what="of the compressed model (tracing does not see hooks) differs from the model's",
     )  # fmt: skip
+    return small
 
 
 class _Builder:

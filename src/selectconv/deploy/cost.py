@@ -121,8 +121,10 @@ class CostCounter:
                 extra += 0 if getattr(op.module, "bias", None) is None else kept
             else:  # operations that are left alone, such as a transposed conv
                 macs += op.macs
-            if op.kind is Kind.CHANNELWISE:
-                extra += _elements_read(flow, op, layout)
+            row = find_row(node, op.module)
+            if op.kind is Kind.CHANNELWISE and (row.family in _AVERAGES or "relu" in row.names):
+                shape = flow.operations[argument(node)].shape
+                extra += math.prod(shape) // shape[1] * len(layout.kept[node])
         return Cost(sum(params.values()), macs, macs + extra)
 
 
@@ -150,15 +152,6 @@ def _params(flow: Dataflow, op: Operation, layout: Layout) -> dict[object, int]:
             width = math.prod(tensor.shape) // (1 if axis is None else tensor.shape[axis])
             params[other, axis and kept] = width if axis is None else width * kept
     return params
-
-
-def _elements_read(flow: Dataflow, op: Operation, layout: Layout) -> int:
-    """Count the elements that ReLU and average pooling read, as CondenseNet does."""
-    row = find_row(op.node, op.module)
-    if not (row.family in _AVERAGES or "relu" in row.names):
-        return 0
-    before = flow.operations[argument(op.node)].shape
-    return math.prod(before) // before[1] * len(layout.kept[op.node])
 
 
 def count_params(model: nn.Module) -> int:

@@ -189,13 +189,6 @@ def test_refuses_unknown_operations_by_name(run, message, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def edit_weights(change):
-    def edit(tensors, description):
-        change(tensors)
-
-    return edit
-
-
 def edit_step(place, value, op):
     def edit(tensors, description):
         step = next(step for step in description["steps"] if step[0] == op)
@@ -208,12 +201,12 @@ def edit_step(place, value, op):
     ("edit", "message"),
     [
         (
-            edit_weights(lambda t: t.pop("head.bias")),
+            (lambda t, d: t.pop("head.bias")),
             "does not match the weights.*Missing.*head.bias",
         ),
-        (edit_weights(lambda t: t.update(x=torch.ones(1))), 'Unexpected.*"x"'),
+        ((lambda t, d: t.update(x=torch.ones(1))), 'Unexpected.*"x"'),
         (
-            edit_weights(lambda t: t.update({"head.bias": torch.ones(7)})),
+            (lambda t, d: t.update({"head.bias": torch.ones(7)})),
             "size mismatch for head.bias",
         ),
         (edit_step(2, "os.system", "call_function"), "KeyError: 'os.system'"),

@@ -89,12 +89,3 @@ def test_kinds(run, kind):
 def test_shapes_that_are_read_in_part(read, kind):
     (shape,) = (op for op in traced(lambda n, x: read(x.shape)) if op.node.target is getattr)
     assert shape.kind is kind
-
-
-def test_inputs_tensors_and_shapes():
-    found = {op.node.name: op for op in traced(lambda n, x: (x * n.scale).chunk(2, 1))}
-    assert [found[name].kind for name in ("x", "scale", "mul")] == [
-        Kind.INPUT, Kind.TENSOR, Kind.CHANNELWISE,
-    ]  # fmt: skip
-    assert found["x"].shape == found["mul"].shape == (2, 8, 6, 6)
-    assert found["chunk"].shape == ()  # several tensors

@@ -173,10 +173,8 @@ def run_cell(source, space):
 
 def test_the_notebook_runs_and_shows_tables():
     pytest.importorskip("sklearn")
-    space, shown = {}, []
-    for cell in CELLS:
-        if cell["cell_type"] == "code":
-            shown.append(run_cell("".join(cell["source"]), space))
+    space, code = {}, ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
+    shown = [run_cell(source, space) for source in code]
     heads = [repr(value).split()[0] for value in shown if value is not None]
     # describe, preview, a report, describe again, damage
     kinds = ["conv", "gamma", "epoch", "conv", "layer"]

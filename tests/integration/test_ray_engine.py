@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -79,17 +80,9 @@ def test_a_killed_worker_is_replaced_and_its_run_resumed(tmp_path):
     assert (tmp_path / "logs" / "long.txt").read_text().count("takes") == 2
 
 
-class FakeRay:
-    """A cluster with one GPU that must not be asked to run anything."""
-
-    def is_initialized(self):
-        return True
-
-    def cluster_resources(self):
-        return {"CPU": 8.0, "GPU": 1.0}
-
-
 def test_more_gpus_than_the_cluster_has_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", FakeRay())
+    cluster = Mock(spec_set=["is_initialized", "cluster_resources"])  # not asked to run anything
+    cluster.cluster_resources.return_value = {"CPU": 8.0, "GPU": 1.0}
+    monkeypatch.setitem(sys.modules, "ray", cluster)
     with pytest.raises(RunError, match="a run needs 2 GPUs; the cluster has 1"):
         run_ray([], tmp_path, 1, lambda name, problem: None, gpus_per_run=2)

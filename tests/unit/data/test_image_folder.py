@@ -31,10 +31,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-def grey(image):
-    return float(image.float().mean())
-
-
 def test_lists_classes_and_files_in_order(folder):
     (folder / "train" / "n01" / "notes.txt").write_text("x")
     train, test = read_imagenet(folder, INFO)
@@ -55,7 +51,7 @@ def test_an_image_as_in_a_test_and_as_in_training(folder):
     for key in (4, (4, 123)):
         image, label = train[key]
         assert (image.shape, image.dtype, label) == ((3, 224, 224), torch.uint8, 1)
-        assert abs(grey(image) - 140) <= STEP
+        assert abs(image.float().mean() - 140) <= STEP
 
 
 def test_a_validation_set_may_lack_a_class_and_keeps_the_labels(folder):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -113,10 +114,9 @@ def test_an_interrupt_ends_the_runs(listens, tmp_path, script, monkeypatch):
             raise KeyboardInterrupt
         time.sleep(0.05)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jobs, "time", type("T", (), {"sleep": interrupt}))
-        with pytest.raises(KeyboardInterrupt):
-            jobs.run_local([planned()], tmp_path, 1, lambda name, problem: None)
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(sleep=interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        jobs.run_local([planned()], tmp_path, 1, lambda name, problem: None)
     with pytest.raises(ProcessLookupError):
         os.kill(int(log.read_text().splitlines()[0]), 0)
     assert (
@@ -135,7 +135,6 @@ def test_a_run_dies_with_whoever_started_it(tmp_path):
         "print(jobs.start(PlannedRun('a', {}), out, 1).pid, flush=True); time.sleep(60)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
-    assert parent.stdout is not None
     child = int(parent.stdout.readline())
     parent.send_signal(signal.SIGKILL)
     parent.wait()

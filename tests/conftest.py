@@ -2,6 +2,7 @@
 
 import os
 import signal
+from unittest.mock import patch
 
 # oneDNN picks AMX kernels for bfloat16 that die on some machines; set before its first operation.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -32,7 +33,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(autouse=True)
 def _same_state_for_every_test():
-    environment = dict(os.environ)
     random_state = torch.get_rng_state()
     dtype, threads, grad = (
         torch.get_default_dtype(),
@@ -40,13 +40,11 @@ def _same_state_for_every_test():
         torch.is_grad_enabled(),
     )
     torch.manual_seed(0)
-    yield
+    with patch.dict(os.environ):
+        yield
     torch.set_rng_state(random_state)
     torch.set_default_dtype(dtype)
     torch.set_num_threads(threads)
     torch.set_grad_enabled(grad)
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
-    for key in set(os.environ) - set(environment):
-        del os.environ[key]
-    os.environ.update(environment)

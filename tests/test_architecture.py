@@ -127,11 +127,8 @@ FILES = sorted(set(SOURCE.rglob("*.py")) - {LAB / "__init__.py"})
 ROOM_FILES = [path for path in FILES if room_of(path) not in FACES]
 
 
-def test_every_folder_is_a_room():
+def test_every_folder_is_a_room_and_the_root_is_small():
     assert {room_of(path) for path in FILES} == set(ROOMS) | FACES
-
-
-def test_the_root_is_small():
     assert len([path for path in FILES if path.parent == SOURCE]) <= MOST_IN_ROOT
 
 

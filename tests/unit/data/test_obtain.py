@@ -158,25 +158,28 @@ CONTENT = bytes(range(256)) * 4000
 MD5 = hashlib.md5(CONTENT).hexdigest()
 
 
+TARGETS = {"moved": "/good", "to-a-file": "file:///etc/passwd"}
+WHOLE = len(CONTENT)
+# The status, the length that is announced, and how often the content is sent.
+ANSWERS = {
+    "gone": (404, 0, 0), "moved": (302, None, 0), "to-a-file": (302, None, 0), "empty": (204, 0, 0),
+    "good": (200, WHOLE, 1), "unannounced": (200, None, 1), "short": (200, WHOLE + 1000, 1),
+    "endless": (200, None, 100), "silent": (200, WHOLE, 0),
+}  # fmt: skip
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         kind = self.path.rpartition("/")[2]
-        if kind == "gone":
-            self.send_error(404, "Not here")
-            return
-        targets = {"moved": "/good", "to-a-file": "file:///etc/passwd"}
-        self.send_response(302 if kind in targets else 204 if kind == "empty" else 200)
-        length = {"short": len(CONTENT) + 1000, "empty": 0}.get(kind, len(CONTENT))
-        if kind in targets:
-            self.send_header("Location", targets[kind])
-        elif kind not in ("unannounced", "endless"):
+        status, length, copies = ANSWERS[kind]
+        self.send_response(status, "Not here" if kind == "gone" else None)
+        if kind in TARGETS:
+            self.send_header("Location", TARGETS[kind])
+        if length is not None:
             self.send_header("Content-Length", str(length))
         self.end_headers()
-        if kind == "silent":
-            threading.Event().wait(1.0)
-        elif kind not in ("empty", *targets):
-            for _ in range(100 if kind == "endless" else 1):
-                self.wfile.write(CONTENT)
+        self.wfile.write(CONTENT * copies)
+        threading.Event().wait(1.0 if kind == "silent" else 0)
 
     def log_message(self, *args):
         pass

@@ -524,11 +524,6 @@ def test_initialisation_of_the_classifier(name):
 # Names and arguments
 
 
-def test_list_of_models():
-    assert sc.list_models() == sorted(MODELS)
-    assert set(PAPER) == set(MODELS)
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

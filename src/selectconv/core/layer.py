@@ -15,8 +15,6 @@ class SelectConv1d(SelectConvNd, nn.Conv1d):
         torch.Size([1, 4, 8])
     """
 
-    _plain_type = nn.Conv1d
-
 
 class SelectConv2d(SelectConvNd, nn.Conv2d):
     """`nn.Conv2d` with channel selectivity (Section 2.2): same arguments, plus `reallocate`.
@@ -38,8 +36,6 @@ class SelectConv2d(SelectConvNd, nn.Conv2d):
         (2, True)
     """
 
-    _plain_type = nn.Conv2d
-
 
 class SelectConv3d(SelectConvNd, nn.Conv3d):
     """`nn.Conv3d` with channel selectivity; `shift` is (I, 3). See `SelectConv2d`.
@@ -49,5 +45,3 @@ class SelectConv3d(SelectConvNd, nn.Conv3d):
         >>> SelectConv3d(8, 4, kernel_size=1)(torch.zeros(1, 8, 2, 3, 4)).shape
         torch.Size([1, 4, 2, 3, 4])
     """
-
-    _plain_type = nn.Conv3d

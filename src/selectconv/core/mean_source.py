@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from selectconv.checks import check_count, check_fraction
+from selectconv.checks import check_count, check_fraction, is_number
 from selectconv.core.kernels import find_kernel
 from selectconv.core.moments import Activation, expected_power, is_relu
 
@@ -126,6 +126,8 @@ class ConstantMean(ClosedForm):
     """
 
     def __init__(self, value: float, num_channels: int) -> None:
+        if not is_number(value):
+            raise TypeError(f"`value` must be a number, got {value!r}.")
         self.value = float(value)
         self.num_channels = check_count("num_channels", num_channels, 1)
         self.about = f"constant {self.value:g}"
@@ -151,8 +153,9 @@ class ConcatMean(ClosedForm):
     """
 
     def __init__(self, parts: Sequence[ClosedForm]) -> None:
-        if not parts or not all(isinstance(part, ClosedForm) for part in parts):
-            raise TypeError(f"`parts` must be closed-form mean sources, got {parts!r}.")
+        is_list = isinstance(parts, list | tuple) and len(parts) > 0
+        if not is_list or not all(isinstance(part, ClosedForm) for part in parts):
+            raise TypeError(f"`parts` must be a list of closed-form mean sources, got {parts!r}.")
         self.parts = tuple(parts)
         self.num_channels = sum(part.num_channels for part in parts)
         self.about = f"concat of {len(parts)}: {_kinds(self)}"
@@ -166,7 +169,7 @@ class SelectedMean(ClosedForm):
         index: the channels to take, in their new order; a channel may be taken several times.
 
     Raises:
-        ValueError: `index` is not a list of the channels of `part`.
+        TypeError, ValueError: `part` is not a mean source, or `index` not a list of its channels.
 
     Example:
         >>> both = ConcatMean([ConstantMean(1.0, 2), ConstantMean(0.0, 2)])
@@ -175,7 +178,10 @@ class SelectedMean(ClosedForm):
     """
 
     def __init__(self, part: ClosedForm, index: Sequence[int]) -> None:
-        if not index or not all(0 <= channel < part.num_channels for channel in index):
+        if not isinstance(part, ClosedForm):
+            raise TypeError(f"`part` must be a closed-form mean source, got {part!r}.")
+        is_list = isinstance(index, list | tuple) and len(index) > 0
+        if not is_list or not all(type(c) is int and 0 <= c < part.num_channels for c in index):
             raise ValueError(
                 f"`index` must be a list of channels 0 to {part.num_channels - 1}, got {index!r}."
             )
@@ -241,18 +247,6 @@ class ObservedMean(MeanSource):
 
 def _kinds(source: MeanSource) -> str:
     return ", ".join(dict.fromkeys(leaf.about for leaf in source.leaves()))
-
-
-def check_mean_source(source: MeanSource | None, inputs: int) -> None:
-    """Check that a layer with `inputs` channels can read E[X] from `source`."""
-    if not isinstance(source, ClosedForm | ObservedMean | None):
-        raise TypeError(
-            f"`mean_source` must be a BatchNormMean, an ObservedMean or None, got {source!r}."
-        )
-    if source is not None and source.num_channels not in (None, inputs):
-        raise ValueError(
-            f"`mean_source` must describe {inputs} channels, got {source.num_channels}."
-        )
 
 
 def _moments(x: Tensor) -> tuple[int, Tensor, Tensor]:

@@ -20,7 +20,7 @@ from selectconv.core.allocation import (
     smallest_gamma,
 )
 from selectconv.core.ecdm import ecdm, normalize_ecdm, rms_damage
-from selectconv.core.mean_source import ClosedForm, MeanSource, ObservedMean, check_mean_source
+from selectconv.core.mean_source import ClosedForm, MeanSource, ObservedMean
 from selectconv.core.paths import is_input, rebuild, reroute_slots
 from selectconv.core.plan import LayerPlan, as_slots
 from selectconv.core.shift import close_channels
@@ -48,8 +48,6 @@ class SelectConvNd(SlottedConv):
 
     Its buffers and parameters are those of `SlottedConv`.
     """
-
-    _plain_type: type[nn.modules.conv._ConvNd]
 
     def __init__(
         self,
@@ -93,8 +91,9 @@ class SelectConvNd(SlottedConv):
                 something else.
             TypeError, ValueError: `mean` is not a mean source that fits the layer.
         """
-        wanted = f"torch.nn.{cls._plain_type.__name__}"
-        if type(conv) is not cls._plain_type:
+        plain = next(base for base in cls.__mro__ if base in (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+        wanted = f"torch.nn.{plain.__name__}"
+        if type(conv) is not plain:
             raise TypeError(f"`conv` must be exactly a {wanted}, got {type(conv).__name__}.")
         if "weight" not in conv._parameters or "forward" in vars(conv):
             raise TypeError(f"`conv` must be a {wanted} with a weight and a forward of its own.")
@@ -164,7 +163,15 @@ class SelectConvNd(SlottedConv):
         if name != "mean_source":
             super().__setattr__(name, value)
             return
-        check_mean_source(value, self.in_channels)
+        if not isinstance(value, ClosedForm | ObservedMean | None):
+            raise TypeError(
+                f"`mean_source` must be a BatchNormMean, an ObservedMean or None, got {value!r}."
+            )
+        if value is not None and value.num_channels not in (None, self.in_channels):
+            raise ValueError(
+                f"`mean_source` must describe {self.in_channels} channels, "
+                f"got {value.num_channels}."
+            )
         for observed in ("observed_mean", "observed_var", "observed_batches"):
             self._buffers.pop(observed, None)
         if isinstance(value, ObservedMean):
@@ -381,8 +388,7 @@ class SelectConvNd(SlottedConv):
         self.moved.index_fill_(0, opened, True)
         self.shifted.index_fill_(0, opened, plan.shift is not None)
         self.index.index_copy_(0, opened, plan.source.to(weight.device))
-        shift = self.shift.new_zeros(()) if plan.shift is None else plan.shift.to(self.shift)
-        self.shift[opened] = shift
+        self.shift[opened] = 0.0 if plan.shift is None else plan.shift.to(self.shift)
         seed = plan.weight_seed
         drawn = None if seed is None else draw_weights(self, len(opened), seed)
         write_slots(weight, self.groups, opened, drawn)

@@ -54,5 +54,5 @@ def run(options: Namespace) -> None:
             f"{name.replace('_', ' ')} {value:.6g}{' %' if 'error' in name else ''}"
             for name, value in result.items()
         ]
-        row = {"weights": trained.weights.name, **result}
-        print(json.dumps(row) if options.json else f"{trained.weights}: {', '.join(words)}")
+        row = json.dumps({"weights": trained.weights.name, **result})
+        print(row if options.json else f"{trained.weights}: {', '.join(words)}")

@@ -74,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _answer(words: Sequence[str]) -> int:
     """Do what the words say; what goes wrong becomes one line and an exit code."""
     try:
-        return _run(*words)
+        _run(*words)
+        return 0
     except SystemExit as end:  # argparse has printed a verb's help
         return int(bool(end.code))
     except BrokenPipeError:  # the reader of our output has left
@@ -96,20 +97,18 @@ def _answer(words: Sequence[str]) -> int:
         return complain(1, f"{text} (SELECTCONV_DEBUG=1 shows the traceback)")
 
 
-def _run(first: str | None = None, *rest: str) -> int:
+def _run(first: str | None = None, *rest: str) -> None:
     """Do what the first word says."""
     if first is None:
         print(_START, flush=True)
         raise UsageError(f"a verb is missing: one of {', '.join(VERBS)}.")
-    if first == "--version":
-        print(f"selectconv {selectconv.__version__}")
-        return 0
-    if first in ("-h", "--help"):
-        print(_HELP)
-        return 0
-    check_choice("verb", first, VERBS)
-    _load(first).run(build_parser(first).read(rest))
-    return 0
+    version = f"selectconv {selectconv.__version__}"
+    texts = {"--version": version, "-h": _HELP, "--help": _HELP}
+    if first in texts:
+        print(texts[first])
+    else:
+        check_choice("verb", first, VERBS)
+        _load(first).run(build_parser(first).read(rest))
 
 
 def build_parser(verb: str) -> Parser:

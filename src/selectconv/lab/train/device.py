@@ -16,12 +16,8 @@ def choose_device(config: TrainConfig) -> torch.device:
     Raises:
         UsageError: this machine does not have it, or it does not compute in this precision.
     """
-    is_here = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-        "cpu": True,
-    }
-    here = [name for name in is_here if is_here[name]]
+    gpus = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    here = [*(name for name in gpus if gpus[name]), "cpu"]
     name = here[0] if config.device == "auto" else config.device
     if name not in here:
         raise UsageError(

@@ -34,7 +34,6 @@ def announce(config: TrainConfig, folder: Path, console: Console) -> None:
     """Print a run's plan: network, data, steps, selection, and the time it will take."""
     device = choose_device(config)
     info = dataset_info(config.data, config.image_size, config.data_root)
-    is_missing = find_dataset(config.data, config.data_root) is None
     check_amounts(info, config.subset, config.test_subset, holdout=config.holdout)
     check_network(config, info)
     with torch.random.fork_rng():
@@ -44,11 +43,11 @@ def announce(config: TrainConfig, folder: Path, console: Console) -> None:
     if not info.num_test:
         tested = "no test images: no error is measured"
     shape = "x".join(map(str, info.shape))
-    if is_missing:
+    if find_dataset(config.data, config.data_root) is None:
         shape += "; not found on this machine: the run fetches it, or says what to do"
     steps = counted(-(-train_images // config.batch_size), "step")
     batch = counted(config.batch_size, "image")
-    parameters = count_params(model)
+    parameters = count_params(model)  # before it is allocated, and timed
     seconds = seconds_per_image(model, config, info) * count_images(config, info)
     plan = {
         "network": f"{config.model}, {parameters:,} parameters",

@@ -8,6 +8,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,7 +36,6 @@ from selectconv.lab.train.network import (
     fit_shapes,
     in_layout,
     load_checkpoint,
-    record_data,
     run_data,
 )
 from selectconv.lab.train.run_folder import (
@@ -43,11 +43,13 @@ from selectconv.lab.train.run_folder import (
     BEST,
     CHECKPOINT,
     HOLDOUT,
+    IMAGES,
     LAST,
     METRICS,
     PREVIOUS,
     TENSORBOARD,
     RunFolder,
+    dump_lines,
     is_first_process,
 )
 
@@ -276,8 +278,8 @@ def train(
             before = run_data(folder.path, config)
             check_same_images(before, splits.info, "num_train", "num_test", "shape")
             state = load_checkpoint(folder)
-        else:
-            record_data(folder, splits.info)
+        elif splits.info.classes:
+            folder.write({IMAGES: (json.dumps(asdict(splits.info), indent=1) + "\n").encode()})
         training = Training(config, fabric, splits, state)
         try:
             _run_epochs(training, folder, display)
@@ -319,9 +321,9 @@ def _save_epoch(
     training: Training, folder: RunFolder, row: dict[str, Any], report: AllocationReport
 ) -> None:
     """Write what an epoch leaves; the checkpoint last: without it, the epoch is run again."""
-    contents = {METRICS: folder.with_line(METRICS, row)}
+    contents = {METRICS: dump_lines([*folder.read(METRICS), row])}
     if report:
-        contents[ALLOCATION] = folder.with_line(ALLOCATION, report.to_dict())
+        contents[ALLOCATION] = dump_lines([*folder.read(ALLOCATION), report.to_dict()])
     contents[LAST] = dump_weights(training.model)
     if row["test_error"] is not None and row["test_error"] < training.best_error:
         training.best_error = row["test_error"]

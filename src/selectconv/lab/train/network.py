@@ -8,7 +8,7 @@ with other images than it began with.
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -113,13 +113,10 @@ def load_run(path: str | Path, *, best: bool = False) -> TrainedRun:
 
     Raises:
         UsageError: the folder is not a run, or has no weights yet.
-        RunError: the weights are damaged, or those of another network.
+        RunError: the settings or weights are damaged, or those of another network.
     """
     folder = RunFolder(path)
-    try:
-        config = resolve(folder.read_config())
-    except RunError as error:
-        raise UsageError(str(error)) from error
+    config = resolve(folder.read_config())
     weights = folder / (BEST if best else LAST)
     info = run_data(folder.path, config)
     if not weights.exists():
@@ -280,13 +277,6 @@ def run_data(folder: Path, config: TrainConfig) -> DatasetInfo:
     content: dict[str, Any] = json.loads(path.read_bytes())
     lists = {key: tuple(value) for key, value in content.items() if isinstance(value, list)}
     return DatasetInfo(**{**content, **lists})
-
-
-def record_data(folder: RunFolder, info: DatasetInfo) -> None:
-    """Write what is known about the user's own images."""
-    if info.classes:
-        text = json.dumps(asdict(info), indent=1) + "\n"
-        folder.write({IMAGES: text.encode()})
 
 
 def check_same_images(

@@ -188,12 +188,12 @@ class RunFolder:
         """Read the settings of the run.
 
         Raises:
-            RunError: they are missing, or not what the run wrote.
+            UsageError: they are missing.
+            RunError: they are not what the run wrote.
         """
         if not (self / CONFIG).exists():
-            is_there = self.path.exists()
-            lack = f"it has no {CONFIG}" if is_there else "there is no such folder"
-            raise RunError(f"{self.path} is not a run: {lack}.")
+            lack = f"it has no {CONFIG}" if self.path.exists() else "there is no such folder"
+            raise UsageError(f"{self.path} is not a run: {lack}.")
         path = self.check(CONFIG)
         try:
             return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
@@ -229,10 +229,6 @@ class RunFolder:
         """
         path = self.check(name)
         return read_json_lines(path) if path.exists() else []
-
-    def with_line(self, name: str, row: Mapping[str, Any]) -> bytes:
-        """Return the content of a jsonl file with one more line."""
-        return dump_lines([*self.read(name), row])
 
     def cut_after(self, epoch: int) -> None:
         """Drop the lines of epochs after the checkpoint's: those epochs will be run again."""

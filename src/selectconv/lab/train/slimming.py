@@ -57,8 +57,9 @@ class Slimmer:
     """
 
     def __init__(self, config: TrainConfig, info: DatasetInfo, model: nn.Module) -> None:
-        name, install = "`--method slimming`", "selectconv[pruning]"
-        self.pruning = import_extra("torch_pruning", name, install, error=RunError)
+        self.pruning = import_extra(
+            "torch_pruning", "`--method slimming`", "selectconv[pruning]", error=RunError
+        )
         self.importance = self.pruning.importance.BNScaleImportance()
         self.model, self.config, self.shape = model, config, info.shape
         with torch.device("meta"):
@@ -103,9 +104,8 @@ class Slimmer:
         if epoch != last_sparse_epoch or self.is_pruned:
             return change_nothing(epoch)
         chosen, history = self._find_target()
-        weights = chosen.state_dict()
-        fit_shapes(self.model, weights)
-        self.model.load_state_dict(weights)
+        fit_shapes(self.model, chosen.state_dict())
+        self.model.load_state_dict(chosen.state_dict())
         self.is_pruned = bool(history)
         reached = self._cost(self.model)
         if abs(reached - self.target) > 0.01 * self.target:

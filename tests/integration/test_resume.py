@@ -1,6 +1,5 @@
 """A run that was killed at any moment and resumed ends with the bits of an undisturbed one."""
 
-import shutil
 import signal
 
 import pytest
@@ -9,7 +8,6 @@ from safetensors.torch import load_file
 
 import selectconv as sc
 from forked import Forked
-from selectconv.errors import RunError
 from selectconv.lab.train.network import load_checkpoint
 from selectconv.lab.train.run_folder import ALLOCATION, BEST, LAST, METRICS, RunFolder
 from tiny_models import allocation_of, assert_same
@@ -75,16 +73,6 @@ def test_same_seed_same_bits_other_seed_other_bits(run, undisturbed, tmp_path):
     assert_same_run(tmp_path / "same", undisturbed)
     assert run(tmp_path / "other", "--seed", "1").returncode == 0
     assert (tmp_path / "other" / LAST).read_bytes() != (undisturbed / LAST).read_bytes()
-
-
-@pytest.mark.parametrize("name", [METRICS, ALLOCATION])
-def test_a_line_that_the_checkpoint_knows_of_is_missed(name, undisturbed, tmp_path):
-    out = tmp_path / "run"
-    shutil.copytree(undisturbed, out)
-    *lines, _ = (out / name).read_text().splitlines(keepends=True)
-    (out / name).write_text("".join(lines))
-    with pytest.raises(RunError, match=f"{name} is damaged"):
-        RunFolder(out).read(name)
 
 
 def test_a_runs_log_replays_onto_a_fresh_model(undisturbed):

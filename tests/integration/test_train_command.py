@@ -48,9 +48,7 @@ def test_a_run_folder_has_everything(finished):
         ".lock",
     }  # fmt: skip
     config = yaml.safe_load((finished / "config.yaml").read_text())
-    assert config["gamma"] == 0.2
-    assert config["seed"] == 0
-    assert config["max_copies"] == "none"  # the paper's, for DenseNet-40
+    assert (config["gamma"], config["seed"], config["max_copies"]) == (0.2, 0, "none")
     assert json.loads((finished / "status.json").read_text()) == {"status": "done"}
     assert json.loads((finished / "env.json").read_text())["versions"]["torch"] == torch.__version__
     rows = run_folder.RunFolder(finished).read("metrics.jsonl")
@@ -59,9 +57,8 @@ def test_a_run_folder_has_everything(finished):
          "moved", "closed"]
     ]  # fmt: skip
     assert rows[0]["moved"] + rows[0]["closed"] > 0
-    allocation = run_folder.RunFolder(finished).read("allocation.jsonl")
-    layer = next(iter(allocation[0]["layers"].values()))
-    assert set(layer) == {"closed", "opened"}
+    (step, *_) = run_folder.RunFolder(finished).read("allocation.jsonl")
+    assert all(set(layer) == {"closed", "opened"} for layer in step["layers"].values())
     assert any((finished / "tensorboard").iterdir())
 
 
@@ -461,8 +458,6 @@ def test_a_failure_to_write_is_not_the_users_input(finished, tmp_path, capsys, m
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    assert main(["compress", str(finished), "--out", str(tmp_path)]) == 2
-    assert "must be a file" in complaint(capsys)
     monkeypatch.setattr("selectconv.files.os.replace", full)
     assert main(["compress", str(finished), "--out", str(tmp_path / "small")]) == 1
     assert "No space left on device" in complaint(capsys)

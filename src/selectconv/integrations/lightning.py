@@ -87,18 +87,15 @@ class ChannelAllocation(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make up for the step that a checkpoint from within validation does not have."""
-        assert self.allocator is not None
-        if self._restored is not None and self.allocator.last_epoch < trainer.current_epoch - 1:
+        if self._restored is not None:
             self._step(trainer.current_epoch - 1)
         self._restored = None
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Step the allocator, and log."""
-        assert self.allocator is not None
-        if trainer.current_epoch > self.allocator.last_epoch:
-            self._step(trainer.current_epoch)
+        self._step(trainer.current_epoch)
         if self._logs:
-            slots = count_slots(self.allocator.model)
+            slots = count_slots(pl_module)
             counts = {f"selectconv/{name}": float(count) for name, count in slots.items()}
             pl_module.log_dict(counts, sync_dist=trainer.world_size > 1)
 
@@ -111,9 +108,9 @@ class ChannelAllocation(Callback):
         self._restored = state_dict.get("allocator")
 
     def _step(self, epoch: int) -> None:
+        """Step the allocator, unless it has taken this step before."""
         assert self.allocator is not None
-        report = self.allocator.step(epoch)
-        if report:
+        if self.allocator.last_epoch < epoch and (report := self.allocator.step(epoch)):
             self.reports.append(report)
 
 
@@ -123,8 +120,8 @@ def _choose_optimizer(
     """Choose, of a module's optimizers, the one that trains most of its selective layers."""
     layers = selective_layers(module).values()
     own = {id(parameter) for layer in layers for parameter in layer.parameters()}
-
-    def shared(optimizer: torch.optim.Optimizer) -> int:
-        return sum(id(p) in own for group in optimizer.param_groups for p in group["params"])
-
-    return max(optimizers, key=shared, default=None)
+    return max(
+        optimizers,
+        key=lambda one: sum(id(p) in own for group in one.param_groups for p in group["params"]),
+        default=None,
+    )

@@ -81,10 +81,8 @@ class ECDMImportance(torch_pruning.importance.Importance):  # type: ignore[misc]
                 continue
             mean, var = moments
             weight, groups = _kernels(layer, len(mean))
-            if self.damage == "rms":
-                matrix = rms_damage(weight, mean, var, groups)
-            else:
-                matrix = ecdm(weight, mean, groups)
+            is_rms = self.damage == "rms"
+            matrix = rms_damage(weight, mean, var, groups) if is_rms else ecdm(weight, mean, groups)
             largest = normalize_ecdm(matrix).amax(dim=1)
             scores = largest.new_zeros(len(place)) if scores is None else scores
             # After a flattening there are several columns for each channel.
@@ -113,13 +111,11 @@ def _input_moments(node: Any, known: dict[Any, Moments | None]) -> Moments | Non
     """Find mean and variance of what a conv or linear reads."""
     inputs, width = _inputs(node), _num_inputs(node.module)
     if not inputs:  # the model's own, taken to be normalised
-        zeros = node.module.weight.new_zeros(width)
-        return zeros, zeros + 1
+        return node.module.weight.new_zeros(width), node.module.weight.new_ones(width)
     moments = _moments(inputs[0], known)
-    if moments is None or width % len(moments[0]):
-        return None
-    is_flattened = isinstance(node.module, nn.Linear)
-    return moments if is_flattened or len(moments[0]) == width else None
+    channels = 0 if moments is None else len(moments[0])
+    is_flattened = isinstance(node.module, nn.Linear) and channels > 0 and width % channels == 0
+    return moments if is_flattened or channels == width else None
 
 
 def _moments(node: Any, known: dict[Any, Moments | None]) -> Moments | None:

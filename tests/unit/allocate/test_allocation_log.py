@@ -5,7 +5,6 @@ import json
 
 import pytest
 import torch
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import selectconv as sc
 from selectconv.allocate.report import read_log
@@ -151,18 +150,3 @@ def test_half_a_line_does_not_count_and_nonsense_is_named(tmp_path):
         path.write_text(f"{good}\n{bad}\n")
         with pytest.raises(sc.AllocationError, match=message):
             read_log(path)
-
-
-# Followers that would spoil the allocation
-
-
-def test_an_average_of_buffers_is_refused_and_one_of_weights_follows():
-    model = conv_net()
-    ema = get_ema_multi_avg_fn(0.9)
-    with pytest.raises(sc.AllocationError, match=r"use_buffers=True.*update_bn"):
-        allocator_for(model, followers=[AveragedModel(model, multi_avg_fn=ema, use_buffers=True)])
-    average = AveragedModel(model, multi_avg_fn=ema)
-    silence(model)
-    allocator_for(model, followers=[average]).step(0)
-    average.update_parameters(model)
-    assert_same(allocation_of(average.module), allocation_of(model))

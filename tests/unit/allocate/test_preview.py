@@ -57,10 +57,15 @@ def test_slots_in_their_grace_are_not_closed(model):
 
 
 def test_layers_that_have_seen_nothing_are_named():
-    net = nn.Sequential(*small_net()[:5], nn.MaxPool2d(2), nn.Conv2d(24, 8, 1))
-    table = sc.ChannelAllocator(sc.convert(net, X), total_epochs=2).preview(gammas=[1.0])
-    assert table[0].closed == 15
-    assert "not known before the first batch: 6" in str(table)
+    model = sc.convert(nn.Sequential(*small_net()[:5], nn.MaxPool2d(2), nn.Conv2d(24, 8, 1)), X)
+    allocator = sc.ChannelAllocator(model, total_epochs=2, gamma=1.0)
+    table, preview = allocator.preview(gammas=[1.0]), allocator.preview()
+    assert table[0].closed == len(preview.deallocated["3"]) == 15
+    assert preview.unknown == ("6",)
+    for told in (table, preview):
+        assert str(told).endswith("not known before the first batch: 6")
+    model(torch.randn(2, 3, 8, 8))
+    assert allocator.preview().unknown == ()
 
 
 @pytest.mark.parametrize("gammas", [[2.0], ["a"], "auto", 3])

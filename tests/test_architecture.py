@@ -37,7 +37,7 @@ ROOMS = {
     "graph": Room(2, 1050, 4),
     "deploy": Room(3, 900, 4),
     "allocate": Room(4, 856, 4),
-    "integrations": Room(5, 190, 0),
+    "integrations": Room(5, 174, 0),
     "zoo": Room(6, 440, 6),
     "data": Room(6, 780, 4),
     "train": Room(7, 1049, 10),

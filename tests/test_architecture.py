@@ -36,7 +36,7 @@ ROOMS = {
     "core": Room(1, 1475, 11),
     "graph": Room(2, 1050, 4),
     "deploy": Room(3, 900, 4),
-    "allocate": Room(4, 856, 4),
+    "allocate": Room(4, 854, 4),
     "integrations": Room(5, 174, 0),
     "zoo": Room(6, 440, 6),
     "data": Room(6, 780, 4),

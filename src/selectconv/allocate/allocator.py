@@ -104,8 +104,7 @@ class ChannelAllocator:
             target_macs=target_macs,
             target_params=target_params,
         )
-        self.model = unwrap(model)
-        self.optimizer = optimizer
+        self.model, self.optimizer = unwrap(model), optimizer
         if example_input is not None:
             as_arguments(example_input)  # refuses what is none
         self._example_input = example_input
@@ -168,12 +167,12 @@ class ChannelAllocator:
         # Shifts go on learning, and with them the cost changes: a budget is kept to the end.
         keeps_budget = self.budget is not None and settings.reopens
         acts = keeps_budget or (settings.closes and epoch < settings.num_steps)
-        plan, cost = AllocationPlan(), ""
+        plan = AllocationPlan()
         if acts:
             self._averages.check()
             plan = self._act(epoch, reopens=settings.reopens)
-            cost = "" if self.budget is None else self.budget.describe()
         self.state = replace(self.state, last_epoch=epoch)
+        cost = self.budget.describe() if self.budget is not None and acts else ""
         return AllocationReport(epoch, plan, cost=cost, is_over=settings.closes and not acts)
 
     def dealloc(self) -> AllocationReport:

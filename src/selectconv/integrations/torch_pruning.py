@@ -86,15 +86,11 @@ class ECDMImportance(torch_pruning.importance.Importance):  # type: ignore[misc]
             largest = normalize_ecdm(matrix).amax(dim=1)
             scores = largest.new_zeros(len(place)) if scores is None else scores
             # After a flattening there are several columns for each channel.
-            width = _num_inputs(layer) // len(mean)
+            width = weight.shape[2] if isinstance(layer, nn.Linear) else 1
             read = torch.tensor([index // width for index in item.idxs], device=largest.device)
             roots = torch.tensor([place[index] for index in item.root_idxs], device=largest.device)
             scores.scatter_reduce_(0, roots, largest[read], "amax")
         return scores
-
-
-def _num_inputs(layer: Any) -> int:
-    return int(layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels)
 
 
 def _kernels(layer: Any, channels: int) -> tuple[Tensor, int]:
@@ -109,13 +105,14 @@ def _kernels(layer: Any, channels: int) -> tuple[Tensor, int]:
 
 def _input_moments(node: Any, known: dict[Any, Moments | None]) -> Moments | None:
     """Find mean and variance of what a conv or linear reads."""
-    inputs, width = _inputs(node), _num_inputs(node.module)
+    inputs, layer = _inputs(node), node.module
+    is_linear = isinstance(layer, nn.Linear)
+    width = layer.in_features if is_linear else layer.in_channels
     if not inputs:  # the model's own, taken to be normalised
-        return node.module.weight.new_zeros(width), node.module.weight.new_ones(width)
+        return layer.weight.new_zeros(width), layer.weight.new_ones(width)
     moments = _moments(inputs[0], known)
-    channels = 0 if moments is None else len(moments[0])
-    is_flattened = isinstance(node.module, nn.Linear) and channels > 0 and width % channels == 0
-    return moments if is_flattened or channels == width else None
+    columns, rest = (0, 1) if moments is None else divmod(width, len(moments[0]))
+    return moments if rest == 0 and (columns == 1 or is_linear) else None
 
 
 def _moments(node: Any, known: dict[Any, Moments | None]) -> Moments | None:

@@ -34,8 +34,8 @@ class Room:
 ROOMS = {
     "root": Room(0, 230, 5),
     "core": Room(1, 1475, 11),
-    "graph": Room(2, 1050, 4),
-    "deploy": Room(3, 900, 4),
+    "graph": Room(2, 956, 4),
+    "deploy": Room(3, 856, 4),
     "allocate": Room(4, 854, 4),
     "integrations": Room(5, 174, 0),
     "zoo": Room(6, 440, 6),

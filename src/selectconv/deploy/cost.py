@@ -133,8 +133,8 @@ def _params(flow: Dataflow, op: Operation, layout: Layout) -> dict[object, int]:
     kept = len(layout.kept[op.node])
     if op.kind is Kind.CONV:
         weights = sum(p.num_weights + p.num_stencil_weights for p in layout.parts[op.node])
-        assert op.module is not None
-        return {id(op.module): weights + (0 if op.module.bias is None else kept)}
+        has_bias = getattr(op.module, "bias", None) is not None
+        return {id(op.module): weights + (kept if has_bias else 0)}
     if op.module is not None:
         is_by_channel = op.kind in (Kind.LINEAR, *BY_CHANNEL)
         return {

@@ -14,8 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from selectconv.checks import check_path
 from selectconv.core.models import selective_layers, unwrap
-from selectconv.deploy.compress import compress
-from selectconv.deploy.sameness import check_same, tensors_in
+from selectconv.deploy.compress import check_same, compress, tensors_in
 from selectconv.errors import CompressionError, ExportError
 from selectconv.extras import import_extra
 from selectconv.files import write_whole

@@ -123,26 +123,20 @@ def convert(
         layers[id(conv)] = _SELECTIVE[type(conv)].from_conv(
             conv, reallocate=may, mean=(found and found.source) or ObservedMean()
         )
-    if layers:
-        _swap(root, layers, refused)
-    elif selective_layers(root):
+    if not layers and selective_layers(root):
         warn("the model is already converted; nothing was changed.")
-    else:
+        return model
+    if not layers:
         lines = [f"{name or '(model)'}: {why}" for name, why in refused.items()]
         more = f" and {len(lines) - 5} more" if len(lines) > 5 else ""
         listed = "; ".join(lines[:5]) or "there are none"
         raise ConversionError(f"none of the {len(lines)} convs is eligible: {listed}{more}.")
-    return model
-
-
-def _swap(root: nn.Module, layers: dict[int, SelectConvNd], refused: dict[str, str]) -> None:
-    """Put selective layers in place of convs, by their id, and note why others stay plain."""
     for name, why in refused.items():
         root.get_submodule(name)._selectconv_skipped = why  # type: ignore[assignment]
     for parent in list(root.modules()):
-        for child, conv in parent._modules.items():
-            if id(conv) in layers:  # a shared conv becomes one shared layer
-                parent._modules[child] = layers[id(conv)]
+        for child, plain in parent._modules.items():  # a shared conv becomes one shared layer
+            parent._modules[child] = layers.get(id(plain), plain)
+    return model
 
 
 def _reasons_anywhere(conv: _ConvNd, min_channels: int) -> dict[str, bool]:

@@ -416,9 +416,11 @@ def test_a_functional_conv_that_is_called_twice_stays_one():
 
 def test_the_model_is_left_as_it_is():
     model = scramble(conv_net()).train()
+    model.conv2.mean_source = sc.ObservedMean()
     before, y = snapshot(model), outputs(model)
     modules = dict(model.named_modules())
     sc.compress(model, torch.ones(2, 3, 8, 8))
+    sc.count(model, torch.ones(2, 3, 8, 8))
     assert_same(snapshot(model), before)
     assert torch.equal(outputs(model), y)
     assert dict(model.named_modules()) == modules

@@ -55,16 +55,6 @@ def test_agrees_with_pytorch(build, tmp_path):
     assert {node.op_type for node in proto.graph.node}.isdisjoint({"ScatterND", "GatherND"})
 
 
-def test_a_model_that_depends_on_shapes(tmp_path):
-    def run(net, x):
-        return net.conv(x) if x.shape[2] > 4 else x
-
-    net = Net(run, conv=sc.SelectConv2d(3, 2, 1))
-    with pytest.warns(sc.SelectConvWarning, match="depends on shapes"):
-        sc.export_onnx(net, tmp_path / "model.onnx", X)
-    assert open_session(tmp_path / "model.onnx")(X)[0].shape == (1, 2, 8, 8)
-
-
 def test_a_network_that_magnifies_rounding_is_exported_with_a_warning(tmp_path):
     torch.manual_seed(0)
     model, path = Magnified().eval(), tmp_path / "m.onnx"

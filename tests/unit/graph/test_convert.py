@@ -202,22 +202,6 @@ def test_dtype_and_device_are_kept(where):
     assert {(value.dtype, value.device) for value in model.parameters()} == before
 
 
-def test_the_very_same_weights_are_kept():
-    model = small_net()
-    weight, bias = model.spatial.weight, model.spatial.bias
-    sc.convert(model)
-    assert model.spatial.weight is weight
-    assert model.spatial.bias is bias
-
-
-def test_frozen_weights_stay_frozen():
-    model = small_net()
-    model.spatial.weight.requires_grad_(False)
-    sc.convert(model)
-    assert [model.spatial.weight.requires_grad, model.spatial.shift.requires_grad] == [False, False]
-    assert model.pointwise.shift.requires_grad
-
-
 @pytest.mark.parametrize("example", [None, image()], ids=["no example", "example"])
 def test_statistics_and_random_numbers_are_not_touched(example):
     noisy = Net(
@@ -428,6 +412,7 @@ REFUSED = {
     "no channels": (small_net(), {"min_channels": 0}, ValueError, "`min_channels` .* got 0"),
     "half a channel": (small_net(), {"min_channels": 8.5}, TypeError, "`min_channels` .* got 8.5"),
     "misspelt": (small_net(), {"realloc": "pointwize"}, ValueError, "Did you mean 'pointwise'"),
+    "failing": (small_net(), {"where": lambda name, _: {}[name]}, KeyError, "spatial"),
     "no function": (small_net(), {"where": 3}, TypeError, "`where` must be a function, got 3"),
 }  # fmt: skip
 
@@ -436,13 +421,6 @@ REFUSED = {
 def test_refused(name):
     model, options, error, match = REFUSED[name]
     assert_refused(model, error, match, **options)
-
-
-def test_failing_where():
-    def where(name, conv):
-        raise KeyError(name)
-
-    assert_refused(small_net(), KeyError, "spatial", where=where)
 
 
 # describe
@@ -533,18 +511,6 @@ def test_arguments_that_a_forward_decides_by_are_those_of_the_example():
     assert isinstance(masked.head.mean_source, sc.ObservedMean)
     wide = sc.convert(Optional(), {"x": x, "wide": True})
     assert selective(wide) == {"wide"}  # the example does not reach the other
-
-
-def test_counts_and_compresses_what_the_example_runs():
-    x = torch.randn(2, 3, 8, 8)
-    model = sc.convert(Optional(), x).eval()
-    model.head.close([1, 2])
-    assert sc.count(Optional(), x).macs == 2 * 36 * (3 * 16 * 9 + 16 * 8)
-    assert sc.count(Optional(), {"x": x, "wide": True}).macs == 2 * 36 * (3 * 16 * 9 + 16 * 64)
-    small = sc.compress(model, x)
-    torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-5)
-    with pytest.raises(TypeError, match="mask"):  # not traced for one: no silent other result
-        small(x, mask=torch.ones(1))
 
 
 def test_an_unbatched_series_is_no_point():

@@ -160,7 +160,10 @@ def test_arguments_that_are_not_tensors_are_part_of_the_example():
                 x = x * 2
             return x if mask is None else x * mask
 
-    assert torch.equal(sc.compress(Options(), X)(X), X * 2)
+    doubled = sc.compress(Options(), X)
+    assert torch.equal(doubled(X), X * 2)
+    with pytest.raises(TypeError, match="mask"):  # not traced for one: no silent other result
+        doubled(X, mask=X)
     small = sc.compress(Options(), {"x": X, "double": False, "mask": X})
     assert torch.equal(small(X, False, X), X * X)
 

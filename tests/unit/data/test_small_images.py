@@ -1,4 +1,4 @@
-"""Fashion-MNIST, CIFAR and the digits: read right, or refused with the file's name."""
+"""Fashion-MNIST, CIFAR, digits, Tiny-ImageNet: read right, or refused with the file's name."""
 
 import dataclasses
 import gzip
@@ -8,18 +8,22 @@ import pytest
 import torch
 
 from data_files import (
+    TINY_CLASSES,
     cifar_records,
     fashion_arrays,
     idx_bytes,
+    listing,
     write_cifar10,
     write_cifar100,
     write_fashion_mnist,
+    write_tiny_imagenet,
 )
 from selectconv.errors import DataError, UsageError
 from selectconv.lab.data import ImageSet, dataset_info, find_dataset, load_dataset, subset_index
 from selectconv.lab.data.read.idx import FILES, read_fashion_mnist
+from selectconv.lab.data.read.tiny_imagenet import read_tiny_imagenet
 
-INFO = dataset_info("fashion-mnist")
+INFO, TINY = dataset_info("fashion-mnist"), dataset_info("tiny-imagenet")
 IMAGES, LABELS = FILES[:2]
 
 
@@ -250,3 +254,86 @@ def test_shape_and_padding_follow():
 def test_sizes_that_do_not_fit_are_refused(name, size, message):
     with pytest.raises(ValueError, match=message):
         dataset_info(name, size)
+
+
+# Tiny-ImageNet as distributed: classes, annotations, decoding
+
+ANNOTATIONS = "val/val_annotations.txt"
+# JPEG rounds.
+STEP = 2
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    pytest.importorskip("PIL", reason="decoding needs Pillow (the train extra)")
+    write_tiny_imagenet(tmp_path / "tiny-imagenet-200")
+    return tmp_path / "tiny-imagenet-200"
+
+
+def greys(split):
+    flat = split.images.flatten(1).int()
+    assert (flat.max(1).values - flat.min(1).values).max() <= STEP
+    return flat.float().mean(1).round().int().tolist()
+
+
+def assert_near(values, wanted):
+    assert len(values) == len(wanted)
+    assert max(abs(a - b) for a, b in zip(values, wanted, strict=True)) <= STEP
+
+
+def test_training_images_come_by_class_in_the_order_of_wnids(tiny):
+    train, _ = read_tiny_imagenet(tiny, TINY)
+    assert train.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    # Greys were dealt out in the order of TINY_CLASSES, which is not sorted.
+    assert list(TINY_CLASSES) != sorted(TINY_CLASSES)
+    assert_near(greys(train), [10, 20, 30, 40, 50, 60])
+    assert train.images.shape == (6, 3, 64, 64)
+    assert train.images.dtype == torch.uint8
+
+
+def test_validation_images_follow_the_annotations(tiny):
+    _, test = read_tiny_imagenet(tiny, TINY)
+    # val_2: n01, val_0: n02, val_10: n03, val_1: n01; wnids.txt: n03, n01, n02.
+    assert test.labels.tolist() == [1, 2, 0, 1]
+    assert_near(greys(test), [70, 80, 90, 100])
+
+
+def test_colours_stay_in_their_channels(tiny):
+    from PIL import Image
+
+    path = tiny / "val" / "images" / "val_2.JPEG"
+    Image.new("RGB", (64, 64), (200, 100, 30)).save(path, quality=95)
+    _, test = read_tiny_imagenet(tiny, TINY)
+    assert_near(test.images[0].float().mean((1, 2)).int().tolist(), [200, 100, 30])
+
+
+IMAGE = "val/images/val_0.JPEG"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("wnids.txt", None, "cannot be read: .*No such file.*wnids.txt"),
+        (ANNOTATIONS, None, "cannot be read: .*No such file.*val_annotations.txt"),
+        (IMAGE, None, "val_0.JPEG cannot be decoded: .*No such file"),
+        ("wnids.txt", "", "names 0 classes"),
+        ("wnids.txt", "n01\nn01\n", r"names 2 classes \(1 different"),
+        ("wnids.txt", "".join(f"n{i}\n" for i in range(201)), "names 201 classes"),
+        ("wnids.txt", "n01\nn02\nn99\n", "cannot be read: .*n99"),
+        (ANNOTATIONS, "", "has 6 training and 0 validation images"),
+        (ANNOTATIONS, "val_0.JPEG\tn77\t0\n", "annotations.txt: wanted a file name.*n77"),
+        (ANNOTATIONS, "val_0.JPEG n01\n", "annotations.txt: wanted a file name, a tab"),
+        (IMAGE, "", "val_0.JPEG cannot be decoded"),
+        (IMAGE, "no image", "val_0.JPEG cannot be decoded"),
+        (IMAGE, "truncated", "val_0.JPEG cannot be decoded: .*truncated"),
+    ],
+)
+def test_wrong_files_are_refused_and_nothing_is_written(tiny, name, text, message):
+    content = (tiny / name).read_bytes()[:-30]
+    (tiny / name).unlink()
+    if text is not None:
+        (tiny / name).write_bytes(content if text == "truncated" else text.encode())
+    before = listing(tiny)
+    with pytest.raises(DataError, match=message):
+        read_tiny_imagenet(tiny, TINY)
+    assert listing(tiny) == before

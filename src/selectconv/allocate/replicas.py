@@ -170,8 +170,8 @@ class UnnamedAverages:
     def __init__(self, replicas: Replicas) -> None:
         for layers in (replicas.layers, *replicas.followers):
             _looked_after.update(layers.values())
-        trained = [layer for layer in replicas.layers.values() if layer.weight.requires_grad]
-        self._own = trained[0] if trained else None
+        trained = (layer for layer in replicas.layers.values() if layer.weight.requires_grad)
+        self._own = next(trained, None)
         self._seen = self._look()
 
     def check(self) -> None:

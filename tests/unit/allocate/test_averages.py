@@ -61,6 +61,7 @@ OTHERS = {
     "trained by itself": lambda model, other, ema: train(other),
     "of another allocator": lambda model, other, ema: average(other, model),
     "a follower of another allocator": follow_another,
+    "a follower": lambda model, other, ema: average(other, model),
 }
 
 
@@ -69,14 +70,8 @@ def test_other_copies_are_left_alone(kind):
     model = conv_net()
     other = conv_net() if kind == "no copy" else copy.deepcopy(model)
     ema = copy.deepcopy(model)
-    allocator = sc.ChannelAllocator(model, total_epochs=8)
+    followers = [other] if kind == "a follower" else []
+    allocator = sc.ChannelAllocator(model, total_epochs=8, followers=followers)
     if "allocator" in kind:
         sc.ChannelAllocator(other, total_epochs=8, followers=[ema])
     steps(model, allocator, lambda: OTHERS[kind](model, other, ema))
-
-
-def test_a_follower_is_left_alone():
-    model = conv_net()
-    ema = copy.deepcopy(model)
-    allocator = sc.ChannelAllocator(model, total_epochs=8, followers=[ema])
-    steps(model, allocator, lambda: average(ema, model))

@@ -3,6 +3,7 @@
 import copy
 import subprocess
 import sys
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -28,8 +29,7 @@ def randomize_norms(model):
 
 
 def small_cnn():
-    layers = nn.Sequential()
-    for name, module in {
+    layers = {
         "conv1": nn.Conv2d(3, 8, 3, bias=False),
         "norm1": nn.BatchNorm2d(8),
         "relu1": nn.ReLU(),
@@ -39,9 +39,8 @@ def small_cnn():
         "pool": nn.AdaptiveAvgPool2d(2),
         "flatten": nn.Flatten(),
         "head": nn.Linear(24, 5),
-    }.items():
-        layers.add_module(name, module)
-    return randomize_norms(layers)
+    }
+    return randomize_norms(nn.Sequential(OrderedDict(layers)))
 
 
 def group_of(model, conv, images=IMAGES, indices=None):
@@ -141,13 +140,9 @@ def test_rms_sees_what_the_mean_does_not():
     assert bool((ECDMImportance("rms")(group) > 0).all())
 
 
-def multiply(net, x):
-    x = net.conv1(x)
-    return net.conv2(x * x)
-
-
 def test_what_cannot_be_followed_has_no_score():
-    model = Net(multiply, conv1=nn.Conv2d(3, 4, 1), conv2=nn.Conv2d(4, 2, 1))
+    layers = {"conv1": nn.Conv2d(3, 4, 1), "conv2": nn.Conv2d(4, 2, 1)}
+    model = Net(lambda net, x: net.conv2(net.conv1(x).square()), **layers)
     assert ECDMImportance()(group_of(model, model.conv1)) is None
 
 
@@ -183,8 +178,7 @@ def test_pruning_a_residual_network_of_torchvision():
     cut = sum(m.out_channels for m in model.modules() if isinstance(m, nn.Conv2d))
     whole = sum(m.out_channels for m in dense.modules() if isinstance(m, nn.Conv2d))
     assert 0.55 * whole < cut < 0.8 * whole
-    loss = model(torch.randn(2, 3, 32, 32)).square().sum()
-    loss.backward()
+    model(torch.randn(2, 3, 32, 32)).square().sum().backward()
     assert all(p.grad is not None for p in model.parameters())
 
 

@@ -119,19 +119,18 @@ def run_grid(
         import_ray()  # before the folder is made
     chosen = grid.runs if chosen is None else chosen
     with locked(out), build_bar(console, "runs") as bar:
-        states = {run.name: find_state(run, out) for run in chosen}
-        done = list(states.values()).count("done")
+        left = [run for run in chosen if find_state(run, out) != "done"]
+        done = len(chosen) - len(left)
         console.print(f"{grid.title}. {grid.note}")
         console.print(f"{counted(len(chosen), 'run')}, {done} done; {out}")
         problems: dict[str, str] = {}
-        left = [run for run in chosen if states[run.name] != "done"]
         task = bar.add_task("", total=len(left))
 
         def tell(name: str, problem: str | None) -> None:
             bar.advance(task)
-            console.print(f"{name} done" if problem is None else f"{name} failed: {problem}")
             if problem is not None:
                 problems[name] = problem
+            console.print(f"{name} done" if problem is None else f"{name} failed: {problem}")
 
         try:
             if engine == "ray":
@@ -144,7 +143,7 @@ def run_grid(
             words = "interrupted; the same command continues where it stopped."
             raise KeyboardInterrupt(words) from None
         known = write_report(grid, out, problems, console)
-    failed = [name for name in known if name in states]
+    failed = [run.name for run in chosen if run.name in known]
     if failed:
         raise RunError(
             f"{len(failed)} of {len(chosen)} runs failed: {', '.join(failed)}; their output is in "

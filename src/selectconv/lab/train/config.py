@@ -239,8 +239,8 @@ class TrainConfig:
         target = check_targets(self.target_macs, self.target_params)
         if self.gamma == "auto" and target:
             raise ValueError(f"`gamma` auto and `{target[0]}` cannot be combined: give one.")
-        if target and not method.has_target:
-            able = ", ".join(other.name for other in METHODS.values() if other.has_target)
+        if target and target[0] not in method.uses:
+            able = ", ".join(name for name, other in METHODS.items() if target[0] in other.uses)
             raise ValueError(f"`{target[0]}` needs one of the methods {able}; got {self.method!r}.")
         if method.needs_model not in (None, self.model):
             raise ValueError(

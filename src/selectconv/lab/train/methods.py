@@ -53,11 +53,6 @@ class MethodInfo:
     network_options: Mapping[str, Any] = field(default_factory=dict)
     target_macs: float | None = None
 
-    @property
-    def has_target(self) -> bool:
-        """Whether it can be told the cost to end at."""
-        return "target_macs" in self.uses
-
     def build(self, *arguments: Any) -> Any:
         """Build the `ChannelMethod` of a run: settings, data set, network and optimizer."""
         file, _, name = self.run_by.partition(":")

@@ -44,7 +44,7 @@ def choose_dealloc(necdm: Tensor, gamma: float) -> Tensor:
     largest = necdm.amax(dim=1)
     light = (largest <= gamma).nonzero().flatten()  # a slot that does not fit alone never fits
     order = light[largest[light].sort(stable=True).indices]
-    # By columns, which is how a conv's weight has them in memory; on the CPU, since torch refuses
+    # Transposed, since a conv's weight lies in memory by outputs; on the CPU, since torch refuses
     # cumsum on CUDA where deterministic algorithms are asked for.
     inside = necdm.t().index_select(1, order).cpu().cumsum(dim=1).amax(dim=0) <= gamma
     return order[: int(inside.sum())].sort().values

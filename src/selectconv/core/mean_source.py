@@ -52,12 +52,12 @@ class ClosedForm(MeanSource):
         return torch.cat([part.moment(power).cpu() for part in self.parts])
 
     def mean(self) -> Tensor:
-        """Compute E[X], (C,)."""
-        return self.moment(1).float()
+        """Compute E[X], (C,), in float64."""
+        return self.moment(1)
 
     def var(self) -> Tensor:
-        """Compute Var[X], (C,)."""
-        return (self.moment(2) - self.moment(1).square()).clamp(min=0.0).float()
+        """Compute Var[X], (C,), in float64."""
+        return (self.moment(2) - self.moment(1).square()).clamp(min=0.0)
 
 
 class BatchNormMean(ClosedForm):
@@ -76,7 +76,7 @@ class BatchNormMean(ClosedForm):
     Example:
         >>> import torch
         >>> BatchNormMean(torch.nn.BatchNorm2d(2), torch.relu).mean()
-        tensor([0.3989, 0.3989])
+        tensor([0.3989, 0.3989], dtype=torch.float64)
     """
 
     def __init__(self, bn: nn.Module, act: Activation | None) -> None:
@@ -122,7 +122,7 @@ class ConstantMean(ClosedForm):
 
     Example:
         >>> ConstantMean(0.0, num_channels=2).mean()
-        tensor([0., 0.])
+        tensor([0., 0.], dtype=torch.float64)
     """
 
     def __init__(self, value: float, num_channels: int) -> None:
@@ -149,7 +149,7 @@ class ConcatMean(ClosedForm):
 
     Example:
         >>> ConcatMean([ConstantMean(1.0, 1), ConstantMean(0.0, 2)]).mean()
-        tensor([1., 0., 0.])
+        tensor([1., 0., 0.], dtype=torch.float64)
     """
 
     def __init__(self, parts: Sequence[ClosedForm]) -> None:
@@ -174,7 +174,7 @@ class SelectedMean(ClosedForm):
     Example:
         >>> both = ConcatMean([ConstantMean(1.0, 2), ConstantMean(0.0, 2)])
         >>> SelectedMean(both, [0, 2, 1, 3]).mean()
-        tensor([1., 0., 1., 0.])
+        tensor([1., 0., 1., 0.], dtype=torch.float64)
     """
 
     def __init__(self, part: ClosedForm, index: Sequence[int]) -> None:

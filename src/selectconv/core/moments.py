@@ -16,12 +16,12 @@ from selectconv.core.tensors import check_tensor
 
 Activation = Callable[[Tensor], Tensor] | nn.Module
 
-# The normal distribution beyond 8.5 standard deviations holds 2e-17: nothing in float64.
+# The tails beyond 8.5 standard deviations are 2e-17, less than float64 can tell.
 _REACH = 8.5
 # Trapezoid steps across the reach. A kink of slope s costs at most s*h*h/12 times the density, with
 # 1024 steps 1e-5 * |gamma|; smooth activations are exact long before.
 _STEPS = (1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15)
-_TOLERANCE = 5e-5  # half of what is promised
+_TOLERANCE = 5e-5  # half of the error that `expected_activation` promises
 # Points at which an activation is evaluated at once: 32 MiB of float64.
 _CHUNK = 1 << 22
 
@@ -161,7 +161,7 @@ def _integrate(beta: Tensor, gamma: Tensor, act: Activation, power: int) -> Tens
 def _trapezoid(
     beta: Tensor, gamma: Tensor, act: Activation, power: int, steps: int
 ) -> tuple[Tensor, Tensor]:
-    """Compute the estimate, and what its odd nodes changed in it, signs left out: (C,) each."""
+    """Compute the estimate, and a bound on what halving the step changed in it: (C,) each."""
     z = torch.arange(steps + 1).to(beta) * (2 * _REACH / steps) - _REACH
     weight = torch.exp(-0.5 * z * z)
     scale = weight[:-1].sum()

@@ -25,10 +25,10 @@ from selectconv.core import kernels
 from selectconv.core.kernels import Kernel, Reroute, is_watched
 from selectconv.core.kernels.kernel import Grads, Operation, differentiable
 from selectconv.core.mean_source import ObservedMean
-from selectconv.core.shift import can_read, close_channels, reroute
-from selectconv.core.slots import SlottedConv, open_weight
+from selectconv.core.shift import is_readable, mask_channels, reroute
+from selectconv.core.slots import SlottedConv, mask_weight
 
-# Multiplies of a conv, forward and backward, in the time that copying one of its inputs takes.
+# What copying one number costs, in multiply-adds of a conv, forward and backward.
 _COPY_COST = 100
 
 
@@ -74,7 +74,7 @@ def summarize(layer: SlottedConv) -> SlotSummary:
         arrays = last.arrays  # to make them anew takes longer
     else:
         arrays = [tensor.cpu().numpy() for tensor in tensors]
-    # Whoever wrote into the buffers, the same bytes say the same.
+    # Contents are compared, since a write in place is not always counted by torch.
     content = [array.tobytes() for array in arrays]
     if last is None or last.content != content or last.arrays is not arrays:
         last = _summaries[layer] = _summarize(addresses, arrays, content, layer.groups)
@@ -88,7 +88,7 @@ def _summarize(
     shifted = shifted & gate
     rerouted = shifted | (gate & (index != np.arange(len(index))))
     kept = np.flatnonzero(gate) if groups == 1 else np.arange(len(index))
-    with torch.inference_mode(False):  # or no training step could use them later
+    with torch.inference_mode(False):  # autograd refuses inference tensors
         return SlotSummary(
             addresses=addresses,
             arrays=arrays,
@@ -108,22 +108,22 @@ def is_input(layer: SlottedConv, x: Tensor) -> bool:
     return x.ndim in (axes + 1, axes + 2) and x.shape[-axes - 1] == layer.in_channels
 
 
-def rebuild(layer: SlottedConv, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rebuild an input (N, I, ...), and the weight to convolve it with, on one of the paths."""
+def prepare(layer: SlottedConv, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what to convolve, and with which weight, on one of the paths; `x` is (N, I, ...)."""
     kernel = _find_kernel(layer, x)
     # A kernel serves only what can be read.
-    if not (can_read(layer.gate) if kernel is None else kernel.reads_allocation):
-        return reroute_slots(layer, x, kernel), open_weight(layer)
+    if not (is_readable(layer.gate) if kernel is None else kernel.reads_allocation):
+        return reroute_slots(layer, x, kernel), mask_weight(layer)
     slots = summarize(layer)
     if kernel is not None and _leaves_out_closed(layer, x, slots):
-        return _open_slots(layer, x, slots, kernel.reroute)
+        return _gather_open(layer, x, slots, kernel.reroute)
     weight, is_small = layer.weight, x.numel() < layer.weight.numel()
     if slots.rerouted:
         x = reroute_slots(layer, x, kernel)
     if slots.closed and is_small:
-        x = close_channels(x, layer.gate)
+        x = mask_channels(x, layer.gate)
     elif slots.closed:
-        weight = open_weight(layer)
+        weight = mask_weight(layer)
     return x, weight if slots.num_shifted else _tie_shift(weight, layer.shift)
 
 
@@ -153,7 +153,7 @@ def convolve_norm_relu(layer: SlottedConv, x: Tensor, norm: nn.Module) -> Tensor
     if not (slots.closed or slots.rerouted) or slots.closed == layer.in_channels:
         return None  # fresh, or without any input
     run = partial(kernel.norm_relu_reroute, norm)
-    return layer._conv_forward(*_open_slots(layer, x, slots, run), layer.bias)
+    return layer._conv_forward(*_gather_open(layer, x, slots, run), layer.bias)
 
 
 def _find_kernel(layer: SlottedConv, x: Tensor) -> Kernel | None:
@@ -173,7 +173,7 @@ def reroute_slots(layer: SlottedConv, x: Tensor, kernel: Kernel | None) -> Tenso
     return run(x, layer.index, layer.shift, shifted)
 
 
-def _open_slots(
+def _gather_open(
     layer: SlottedConv, x: Tensor, slots: SlotSummary, run: Reroute
 ) -> tuple[Tensor, Tensor]:
     """Leave closed slots out of input and weight."""
@@ -183,12 +183,12 @@ def _open_slots(
         weight = weight.index_select(1, slots.kept)
         shift = None if shift is None else shift.index_select(0, slots.kept)
     elif slots.closed:  # a conv cannot have groups of different sizes
-        weight = open_weight(layer)
+        weight = mask_weight(layer)
     return run(x, slots.index, shift, None if shift is None else slots.shifted), weight
 
 
 def _leaves_out_closed(layer: SlottedConv, x: Tensor, slots: SlotSummary) -> bool:
-    """Return whether a kernel should rebuild the open slots alone."""
+    """Return whether a kernel should prepare the open slots alone."""
     weight = layer.weight
     # Copying the open channels must cost less than convolving the closed ones.
     num_open = layer.in_channels - slots.closed

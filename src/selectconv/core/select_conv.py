@@ -21,9 +21,9 @@ from selectconv.core.allocation import (
 )
 from selectconv.core.ecdm import ecdm, normalize_ecdm, rms_damage
 from selectconv.core.mean_source import ClosedForm, MeanSource, ObservedMean
-from selectconv.core.paths import is_input, rebuild, reroute_slots
+from selectconv.core.paths import is_input, prepare, reroute_slots
 from selectconv.core.plan import LayerPlan, as_slots
-from selectconv.core.shift import close_channels
+from selectconv.core.shift import mask_channels
 from selectconv.core.slots import (
     SlottedConv,
     complete_state,
@@ -143,18 +143,18 @@ class SelectConvNd(SlottedConv):
     def forward(self, input: Tensor) -> Tensor:
         """Convolve the selected input; `input` itself is never written into."""
         if not is_input(self, input):
-            return self._conv_forward(input, self.weight, self.bias)  # refuses it, in torch's words
+            return self._conv_forward(input, self.weight, self.bias)  # raises torch's own error
         x = input if input.ndim == self.weight.ndim else input[None]  # convs take unbatched inputs
         if self.training and isinstance(self.mean_source, ObservedMean):
             buffers = (self.observed_mean, self.observed_var, self.observed_batches)
             self.mean_source.observe(x, *buffers)
-        out = self._conv_forward(*rebuild(self, x), self.bias)
+        out = self._conv_forward(*prepare(self, x), self.bias)
         return out if x is input else out[0]
 
     def select(self, x: Tensor) -> Tensor:
         """Select from an input (N, I, ...) what the conv reads: SelectChannel of Section 2.2."""
         check_tensor("x", x, (None, self.in_channels, *[None] * len(self.kernel_size)))
-        return close_channels(reroute_slots(self, x, None), self.gate)
+        return mask_channels(reroute_slots(self, x, None), self.gate)
 
     # What closing a slot would do (Section 2.1).
 

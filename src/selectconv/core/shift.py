@@ -78,16 +78,16 @@ def select_channels(
     if shift is not None and shifted is not None:
         check_tensor("shift", shift, (slots, x.ndim - 2), match="index` and `x")
         check_tensor("shifted", shifted, (slots,), torch.bool, match="index")
-    if slots and can_read(index):
+    if slots and is_readable(index):
         low, high = (int(bound) for bound in torch.aminmax(index))
         if low < 0 or high >= x.shape[1]:
             raise ValueError(
                 f"`index` must name channels 0 to {x.shape[1] - 1} of `x`, got {low} to {high}."
             )
-    return close_channels(reroute(x, index, shift, shifted), gate)
+    return mask_channels(reroute(x, index, shift, shifted), gate)
 
 
-def close_channels(x: Tensor, gate: Tensor) -> Tensor:
+def mask_channels(x: Tensor, gate: Tensor) -> Tensor:
     """Return `x` (N, I, ...) with zeros where `gate` (I,) is closed."""
     # torch.where keeps the memory format; masked_fill makes its copy contiguous.
     return torch.where(gate.view(1, -1, *[1] * (x.ndim - 2)), x, 0.0)
@@ -98,7 +98,7 @@ def reroute(x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | No
     taken = _take_channels(x, index)
     if shift is None or shifted is None:
         return taken
-    if not can_read(shifted):
+    if not is_readable(shifted):
         # One graph for every allocation: what is not shifted is shifted by zero, the identity.
         return shift_channels(taken, torch.where(shifted[:, None], shift, 0.0))
     slots = shifted.nonzero().flatten()
@@ -109,10 +109,10 @@ def reroute(x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | No
     return taken.index_copy_(1, slots, moved)
 
 
-def can_read(tensor: Tensor) -> bool:
-    """Return whether a decision may depend on a tensor's values.
+def is_readable(tensor: Tensor) -> bool:
+    """Return whether Python can read a tensor's values.
 
-    Not if it is compiled, transformed by `torch.func`, on meta, fake, or made of other tensors.
+    It cannot under torch.compile and torch.func, nor those of meta, fake and subclassed tensors.
     """
     return not (
         torch.compiler.is_compiling()

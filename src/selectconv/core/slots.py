@@ -107,7 +107,7 @@ def write_slots(tensor: Tensor, groups: int, slots: Tensor, value: Tensor | None
     split_groups(tensor, groups)[slots // width, :, slots % width] = written
 
 
-def open_weight(layer: SlottedConv) -> Tensor:
+def mask_weight(layer: SlottedConv) -> Tensor:
     """Return a layer's weight with zeros where slots are closed."""
     gate, weight = layer.gate, layer.weight
     if layer.groups > 1:

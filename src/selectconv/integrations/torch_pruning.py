@@ -121,7 +121,7 @@ def _moments(node: Any, known: dict[Any, Moments | None]) -> Moments | None:
         known[node] = None  # a loop cannot be followed
         if isinstance(node.module, _BatchNorm):
             source = BatchNormMean(node.module, None)
-            known[node] = source.mean(), source.var()
+            known[node] = source.mean().float(), source.var().float()
         elif isinstance(node.module, _ConvNd | nn.Linear):
             known[node] = _after_layer(node.module, _input_moments(node, known))
         else:

@@ -15,7 +15,7 @@ from oracles_formulas import naive_ecdm, naive_rms_damage
 from selectconv import AllocationError, BatchNormMean, ConstantMean, MeanSourceError, ObservedMean
 from selectconv.core.allocation import ReallocRule
 from selectconv.core.plan import LayerPlan
-from selectconv.core.slots import open_weight
+from selectconv.core.slots import mask_weight
 
 # float64, sums of at most some hundred products of order one, taken in another order.
 EXACT = {"rtol": 1e-11, "atol": 1e-11}
@@ -341,7 +341,7 @@ def test_channels_last_in_gives_the_same_values(dims):
     torch.testing.assert_close(layer(x.to(memory_format=layout)), expected, **EXACT)
     assert layer.select(x.to(memory_format=layout)).is_contiguous(memory_format=layout)
     layer.to(memory_format=layout)
-    assert open_weight(layer).is_contiguous(memory_format=layout)  # or torch would reorder it
+    assert mask_weight(layer).is_contiguous(memory_format=layout)  # or torch would reorder it
     torch.testing.assert_close(layer(x.to(memory_format=layout)), expected, **EXACT)
 
 

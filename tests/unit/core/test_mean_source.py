@@ -63,7 +63,7 @@ def test_mean_and_var_agree_with_monte_carlo(act):
         (source.var(), var, spread_of_var),
     ):
         assert ours.shape == (5,)
-        assert ours.dtype == torch.float32
+        assert ours.dtype == torch.float64
         assert not ours.requires_grad
         error = (ours.double() - theirs).abs()
         assert bool((error <= DEVIATIONS * spread + INTEGRAL_TOLERANCE).all())
@@ -307,3 +307,13 @@ def test_the_kernel_observes_what_the_definition_does(shape):
             conv(x)
         seen.append((conv.observed_mean, conv.observed_var))
     torch.testing.assert_close(*seen)
+
+
+def test_a_double_model_keeps_its_digits():
+    layer = sc.SelectConv2d(3, 2, 1).double()
+    bn = nn.BatchNorm2d(3).double()
+    with torch.no_grad():
+        bn.bias.copy_(torch.tensor([0.1, 1 / 3, 2.0]))
+        bn.weight.zero_()
+    layer.mean_source = BatchNormMean(bn, torch.relu)
+    assert torch.equal(layer.input_mean(), bn.bias)

@@ -33,10 +33,10 @@ class Room:
 # The wall stands between the library (up to `integrations`) and the laboratory, `lab/`.
 ROOMS = {
     "root": Room(0, 220, 5),
-    "core": Room(1, 1470, 11),
+    "core": Room(1, 1477, 11),
     "graph": Room(2, 956, 4),
     "deploy": Room(3, 856, 4),
-    "allocate": Room(4, 854, 4),
+    "allocate": Room(4, 856, 4),
     "integrations": Room(5, 174, 0),
     "zoo": Room(6, 440, 6),
     "data": Room(6, 780, 4),
@@ -46,7 +46,7 @@ ROOMS = {
     "report": Room(9, 830, 2),
     "cli": Room(10, 713, 0),
 }
-MOST_STATEMENTS, MOST_FUNCTIONS = 8810, 805
+MOST_STATEMENTS, MOST_FUNCTIONS = 8815, 805
 MOST_IN_TESTS = 10_970
 # soak/, benchmarks/, results/, examples/ and docs/: no place to hide statements.
 MOST_BESIDE = 2955

@@ -65,6 +65,7 @@ def decide(
     if budget is not None and epoch is not None:
         plans = budget.plan(layers, epoch, protected, generator)
     else:
+        rule = settings.rule if reopens else None
         gammas: Mapping[str, Any] = dict.fromkeys(layers, settings.gamma if closes else None)
         if closes and settings.gamma == "auto":
             when = first_epoch(settings) if epoch is None else epoch  # on demand: as at first
@@ -74,8 +75,7 @@ def decide(
             with naming(name):
                 plans[name] = layer.plan(
                     gamma=gammas[name],
-                    # Weights that do not learn could make nothing of another channel.
-                    rule=settings.rule if reopens and layer.weight.requires_grad else None,
+                    rule=rule if layer.weight.requires_grad else None,  # frozen: cannot learn
                     damage=settings.damage,
                     protected=protected.get(name),
                     generator=generator,
@@ -106,14 +106,15 @@ def _reached(layers: Mapping[str, SelectConvNd], *, is_first: bool) -> Mapping[s
 
 def _check_layers(model: nn.Module, layers: Mapping[str, SelectConvNd]) -> None:
     """Refuse weights that are recomputed, and batch norms that were taken out of the model."""
-    # Another module with the same tensors (SyncBatchNorm's conversion) is as good.
-    held = {id(own) for own in (*model.modules(), *model.parameters(), *model.buffers())}
+    modules = set(model.modules())
     for name, layer in layers.items():
         with naming(name):
             layer.check_owns_weight()
         for bn in () if layer.mean_source is None else layer.mean_source.batch_norms():
-            tensor = bn.running_mean if bn.weight is None else bn.weight
-            if held.isdisjoint({id(bn), id(tensor)}):
+            # Another module with the same tensors (SyncBatchNorm's conversion) is as good.
+            own = bn.running_mean if bn.weight is None else bn.weight
+            tensors = () if bn in modules else (*model.parameters(), *model.buffers())
+            if bn not in modules and not any(own is tensor for tensor in tensors):
                 raise AllocationError(
                     f"`{name}`: its mean source reads a batch norm that is not in the "
                     "model any more: set `mean_source` to BatchNormMean(the new one, act)."

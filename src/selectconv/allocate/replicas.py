@@ -96,7 +96,7 @@ class Replicas:
         for plan in plans:
             for name, layer_plan in plan:
                 for layer in self._all(name):
-                    layer.apply_plan(layer_plan)
+                    layer.carry_out(layer_plan)
                 if len(layer_plan.opened):
                     for tensor in state_of_slots(self.optimizer, self.layers[name]):
                         write_slots(tensor, self.layers[name].groups, layer_plan.opened)

@@ -196,6 +196,8 @@ def choose_sources(
     free = (~gate).nonzero().flatten()
     best = scores.sort(descending=True, stable=True).indices[: rule.top_k]
     channels = index[best[scores[best] > 0]]  # pi_c of the candidates: copies never chain
+    if rule.max_copies is None and len(channels):
+        return free, channels[_draw(len(channels), len(free), generator)]
     cap = len(index) if rule.max_copies is None else rule.max_copies
     # Differs from paper: the cap is tested at each assignment, not once a call.
     # Decision 3 in docs/method.md.
@@ -204,7 +206,7 @@ def choose_sources(
     left = len(free)
     while left > 0 and len(channels) > 0:
         # Draw for all that are left; keep the draws up to the one that fills a channel.
-        drawn = channels[torch.randint(len(channels), (left,), generator=generator, device="cpu")]
+        drawn = channels[_draw(len(channels), left, generator)]
         names = channels.unique()
         room = cap + 1 - readers[names]
         taken = (drawn[:, None] == names).cumsum(dim=0)  # (left, distinct channels)
@@ -216,6 +218,10 @@ def choose_sources(
         channels = channels[readers[channels] <= cap]
     source = torch.cat(chosen) if chosen else channels[:0]
     return free[: len(source)], source
+
+
+def _draw(high: int, count: int, generator: torch.Generator | None) -> Tensor:
+    return torch.randint(high, (count,), generator=generator, device="cpu")
 
 
 def plan_reopening(

@@ -370,9 +370,8 @@ class SelectConvNd(SlottedConv):
                 "torch.nn.utils.prune.remove(layer, 'weight')."
             )
 
-    @torch.no_grad()
     def apply_plan(self, plan: LayerPlan) -> None:
-        """Carry out a plan: close, then re-open with weights and shifts of their own.
+        """Check a plan, then carry it out.
 
         Raises:
             AllocationError: the plan does not fit the layer and its present allocation, or the
@@ -380,6 +379,11 @@ class SelectConvNd(SlottedConv):
         """
         self.check_owns_weight()
         plan.check(self.gate.cpu(), len(self.kernel_size), can_open=self.shift is not None)
+        self.carry_out(plan)
+
+    @torch.no_grad()
+    def carry_out(self, plan: LayerPlan) -> None:
+        """Close, then re-open with weights and shifts of their own, as a plan that fits says."""
         weight, opened = self.weight, plan.opened.to(self.weight.device)
         self.gate.index_fill_(0, plan.closed.to(weight.device), False)
         if self.shift is None or len(opened) == 0:

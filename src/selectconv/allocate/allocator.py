@@ -292,7 +292,7 @@ class ChannelAllocator:
                     self.settings, self.state, self.model, self.layers, epoch,
                     closes=closes, reopens=reopens, budget=self.budget,
                 ),
-                next(self.model.buffers()).device,
+                next(self.model.parameters()).device,
             )  # fmt: skip
             self._replicas.apply(plan)
         self.state = state

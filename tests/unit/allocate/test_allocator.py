@@ -827,3 +827,9 @@ def test_weights_that_are_recomputed_are_refused(name, with_optimizer):
     optimizer = OPTIMIZERS["sgd"](model.parameters()) if with_optimizer else None
     for act in (lambda: allocator_for(model, optimizer), lambda: allocator.step(0)):
         assert_refused(act, r"`conv1`: a hook or a parametrization \(prune", model)
+
+
+def test_on_demand_a_plain_model_has_nothing_to_close():
+    allocator = sc.ChannelAllocator(nn.Conv2d(3, 8, 1), mode="none", total_epochs=2)
+    assert not allocator.dealloc()
+    assert not allocator.realloc()

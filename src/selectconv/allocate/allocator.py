@@ -106,7 +106,7 @@ class ChannelAllocator:
         )
         self.model, self.optimizer = unwrap(model), optimizer
         if example_input is not None:
-            as_arguments(example_input)  # refuses what is none
+            as_arguments(example_input)  # only for its checks
         self._example_input = example_input
         self._replicas = Replicas(self.model, optimizer, followers)
         self.layers = self._replicas.layers

@@ -87,7 +87,7 @@ class Settings:
 
     @property
     def target(self) -> tuple[str, float] | None:
-        """Name and value of the target; None: there is none."""
+        """Name and value of the target, or None."""
         return check_targets(self.target_macs, self.target_params)
 
 

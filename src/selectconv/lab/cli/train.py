@@ -69,7 +69,7 @@ _Loader.add_implicit_resolver(
 
 
 def _read_value(text: str) -> Any:
-    """Read a flag as YAML; what is none, the check of the setting refuses."""
+    """Read a flag as YAML; text that is not YAML is left to the check of the setting."""
     try:
         return yaml.load(text, _Loader) if text else text
     except yaml.YAMLError:

@@ -27,7 +27,7 @@ class Entry:
         files: what must be there; a set that needs none is found anywhere.
         wanted: what to put into the folder if they are missing.
         suffixes: what the files' names may end with.
-        archive: the file that holds all of them as the folder `places[0]`; None: there is none.
+        archive: the file that holds all of them as the folder `places[0]`; None: no such file.
         downloads: the published files, address to MD5. Empty: they cannot be fetched.
         max_bytes: the most that a download may have, or an archive unpack to.
     """

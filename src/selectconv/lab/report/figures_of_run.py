@@ -242,7 +242,7 @@ def middle_layer(model: nn.Module) -> str:
     """Return the middle one of the first block's units whose 1x1 conv follows a batch norm.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no unit of the first block is like that.
     """
     names: list[str] = [
         name

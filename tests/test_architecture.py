@@ -36,7 +36,7 @@ ROOMS = {
     "core": Room(1, 1477, 11),
     "graph": Room(2, 956, 4),
     "deploy": Room(3, 856, 4),
-    "allocate": Room(4, 856, 4),
+    "allocate": Room(4, 885, 4),
     "integrations": Room(5, 174, 0),
     "zoo": Room(6, 440, 6),
     "data": Room(6, 780, 4),
@@ -46,8 +46,8 @@ ROOMS = {
     "report": Room(9, 830, 2),
     "cli": Room(10, 713, 0),
 }
-MOST_STATEMENTS, MOST_FUNCTIONS = 8815, 805
-MOST_IN_TESTS = 10_970
+MOST_STATEMENTS, MOST_FUNCTIONS = 8844, 807
+MOST_IN_TESTS = 11_000
 # soak/, benchmarks/, results/, examples/ and docs/: no place to hide statements.
 MOST_BESIDE = 2955
 MOST_LINES, LONGEST_FUNCTION = 400, 50  # of a file; of a function, without its docstring

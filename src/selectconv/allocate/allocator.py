@@ -15,7 +15,7 @@ from torch import nn
 from selectconv.allocate.agreement import agree
 from selectconv.allocate.budget import Budget, CostAfter
 from selectconv.allocate.decision import decide
-from selectconv.allocate.optimizers import decays
+from selectconv.allocate.optimizers import decays, spare_shifts
 from selectconv.allocate.replicas import Replicas, UnnamedAverages
 from selectconv.allocate.report import AllocationReport, GammaRow, GammaTable, Log, read_log
 from selectconv.allocate.settings import STATE_VERSION, AllocatorState, Settings
@@ -117,6 +117,8 @@ class ChannelAllocator:
             )
         self._averages = UnnamedAverages(self._replicas)
         self.state = AllocatorState.fresh(self.layers, check_seed("seed", seed))
+        if optimizer:
+            spare_shifts(optimizer, self.layers)
         if optimizer and self.settings.closes and not decays(optimizer, self.layers):
             warn(
                 "`optimizer` has a weight decay of 0: weight decay makes slots fade; without it "

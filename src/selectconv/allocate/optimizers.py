@@ -19,8 +19,13 @@ _UNFIT = (
 )
 
 
+SHIFT_WEIGHT_DECAY = 1e-5  # supplement B.1
+
+
 def param_groups(
-    model: nn.Module, weight_decay: float | None = None, shift_weight_decay: float = 1e-5
+    model: nn.Module,
+    weight_decay: float | None = None,
+    shift_weight_decay: float = SHIFT_WEIGHT_DECAY,
 ) -> list[dict[str, Any]]:
     """Group a model's trainable parameters for any torch optimizer.
 
@@ -79,6 +84,43 @@ def check_owns(optimizer: torch.optim.Optimizer, layers: Mapping[str, SelectConv
             f"selective layers, the first {missing[0]!r}: build it after sc.convert, from "
             "sc.param_groups(model)."
         )
+
+
+def spare_shifts(optimizer: torch.optim.Optimizer, layers: Mapping[str, SelectConvNd]) -> None:
+    """Keep shifts that share a group with other parameters from that group's weight decay.
+
+    It would shrink them to nothing. While such an optimizer steps, its shifts stand in a group of
+    their own with the paper's decay. Between steps the groups are as the user made them, so that
+    schedulers and checkpoints see nothing of it. A group of shifts alone is left as it is.
+    """
+    shifts = {id(layer.shift) for layer in layers.values()}
+    parted: list[tuple[dict[str, Any], list[Tensor]]] = []
+
+    def part(*_: Any) -> None:
+        join()  # a step that failed half-way did not
+        for group in list(optimizer.param_groups):
+            if is_mixed(group):
+                own = [p for p in group["params"] if id(p) in shifts]
+                parted.append((group, group["params"]))
+                group["params"] = [p for p in group["params"] if id(p) not in shifts]
+                apart = {**group, "params": own, "weight_decay": SHIFT_WEIGHT_DECAY}
+                optimizer.param_groups.append(apart)
+
+    def join(*_: Any) -> None:
+        if parted:
+            del optimizer.param_groups[-len(parted) :]
+        for group, parameters in parted:
+            group["params"] = parameters
+        parted.clear()
+
+    def is_mixed(group: dict[str, Any]) -> bool:
+        number = sum(id(parameter) in shifts for parameter in group["params"])
+        decay = group.get("weight_decay", 0)
+        return 0 < number < len(group["params"]) and bool(decay > SHIFT_WEIGHT_DECAY)
+
+    if any(map(is_mixed, optimizer.param_groups)):
+        optimizer.register_step_pre_hook(part)
+        optimizer.register_step_post_hook(join)
 
 
 def decays(optimizer: torch.optim.Optimizer, layers: Mapping[str, SelectConvNd]) -> bool:

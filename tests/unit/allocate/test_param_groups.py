@@ -77,3 +77,68 @@ def test_the_optimizers_own_decay_acts_unless_one_is_given(optimizer_type):
     groups = sc.param_groups(model, weight_decay=0.02)
     optimizer = optimizer_type(groups, lr=0.1, weight_decay=0.05)
     assert optimizer.param_groups[0]["weight_decay"] == 0.02
+
+
+OPTIMIZERS = {
+    "SGD": lambda model: torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=0.05),
+    "AdamW": lambda model: torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=5.0),
+    "by dimension, as timm groups": lambda model: torch.optim.SGD(
+        [
+            {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.05},
+            {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
+        ],
+        0.1,
+    ),
+}
+
+
+def decay(optimizer, model, steps=50):
+    """Step without gradients: nothing acts but weight decay."""
+    before = {name: p.detach().abs().mean().item() for name, p in model.named_parameters()}
+    for _ in range(steps):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+    return {
+        name: parameter.detach().abs().mean().item() / before[name]
+        for name, parameter in model.named_parameters()
+        if before[name] > 0
+    }
+
+
+def shifted_net():
+    model = conv_net()
+    for layer in select_layers(model).values():
+        torch.nn.init.uniform_(layer.shift, -1.5, 1.5)
+    return model
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_shifts_in_a_group_with_weights_do_not_decay_with_them(kind):
+    model = shifted_net()
+    optimizer = OPTIMIZERS[kind](model)
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    sc.ChannelAllocator(model, optimizer, total_epochs=4)
+    optimizer.load_state_dict(optimizer.state_dict())  # makes new groups
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)  # sees the groups as they are
+    left = decay(optimizer, model)
+    schedule.step()
+    assert left["conv1.weight"] < 0.9 < 0.99 < left["conv1.shift"]
+    assert [len(group["params"]) for group in optimizer.param_groups] == sizes
+
+
+def test_a_group_of_shifts_alone_decays_as_it_says():
+    model = shifted_net()
+    optimizer = torch.optim.SGD(sc.param_groups(model, shift_weight_decay=0.5), 0.1)
+    sc.ChannelAllocator(model, optimizer, total_epochs=4, mode="none")
+    assert decay(optimizer, model)["conv1.shift"] < 0.5
+
+
+def test_a_step_that_fails_leaves_the_next_one_whole():
+    model = shifted_net()
+    optimizer = OPTIMIZERS["SGD"](model)
+    sc.ChannelAllocator(model, optimizer, total_epochs=4)
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(lambda: 1 / 0)
+    assert decay(optimizer, model)["conv1.shift"] > 0.99
+    assert len(optimizer.param_groups) == 1

@@ -1,12 +1,16 @@
 """The table of methods: complete, consistent, and each row carried out by a class."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch import nn
 
 from selectconv.allocate.settings import MODES
 from selectconv.lab.data.registry import dataset_info
 from selectconv.lab.train.config import resolve, setting_names
 from selectconv.lab.train.estimate import describe_method
+from selectconv.lab.train.loop import Display, evaluate
 from selectconv.lab.train.methods import METHODS
 from selectconv.lab.train.network import build_model
 
@@ -43,3 +47,12 @@ def test_each_method_is_built_from_a_runs_settings(name):
     assert (method.state_dict() is not None) == config.method_info.is_selective
     assert describe_method(config).startswith(f"{name}: ")
     assert "{" not in describe_method(config)
+
+
+def test_error_and_loss_are_means_over_images():
+    logits, labels = 9.0 * torch.eye(3)[[0, 0, 1, 2]], torch.tensor([0, 1, 1, 2])
+    batches = list(zip(logits.split(3), labels.split(3), strict=True))
+    loader = SimpleNamespace(epoch=lambda epoch: batches)
+    found = evaluate(nn.Identity(), [loader], SimpleNamespace(world_size=1), Display())
+    loss = nn.functional.cross_entropy(logits, labels).item()
+    assert found == {"images": 4, "error": 25.0, "loss": pytest.approx(loss)}

@@ -62,7 +62,7 @@ def check_file(path: str | Path) -> Path:
     """
     file = Path(path)
     if file.is_dir():
-        raise UsageError(f"`out` must name a file, got {str(path)!r}.")
+        raise UsageError(f"`out` must be a file, got {str(path)!r}.")
     if file.name in OWN and (file.parent / CONFIG).exists():
         raise UsageError(f"{file} belongs to a run: choose another `out`.")
     check_folder(file.parent)

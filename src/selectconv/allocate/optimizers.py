@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from selectconv.checks import check_non_negative
+from selectconv.checks import check_non_negative, warn
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers
 from selectconv.errors import AllocationError
@@ -94,33 +94,38 @@ def spare_shifts(optimizer: torch.optim.Optimizer, layers: Mapping[str, SelectCo
     schedulers and checkpoints see nothing of it. A group of shifts alone is left as it is.
     """
     shifts = {id(layer.shift) for layer in layers.values()}
-    parted: list[tuple[dict[str, Any], list[Tensor]]] = []
+    parted: list[tuple[dict[str, Any], list[Tensor], dict[str, Any]]] = []
 
     def part(*_: Any) -> None:
-        join()  # a step that failed half-way did not
-        for group in list(optimizer.param_groups):
-            if is_mixed(group):
-                own = [p for p in group["params"] if id(p) in shifts]
-                parted.append((group, group["params"]))
-                group["params"] = [p for p in group["params"] if id(p) not in shifts]
-                apart = {**group, "params": own, "weight_decay": SHIFT_WEIGHT_DECAY}
-                optimizer.param_groups.append(apart)
+        join()  # a step that failed half-way did not; its copies of settings may be old
+        for group in filter(is_mixed, list(optimizer.param_groups)):
+            both, own = group["params"], [p for p in group["params"] if id(p) in shifts]
+            group["params"] = [p for p in both if id(p) not in shifts]
+            apart = {**group, "params": own, "weight_decay": SHIFT_WEIGHT_DECAY}
+            parted.append((group, both, apart))
+            optimizer.param_groups.append(apart)
 
     def join(*_: Any) -> None:
-        if parted:
-            del optimizer.param_groups[-len(parted) :]
-        for group, parameters in parted:
-            group["params"] = parameters
+        optimizer.param_groups[:] = [
+            group
+            for group in optimizer.param_groups
+            if all(group is not apart for *_, apart in parted)
+        ]
+        for group, both, _apart in parted:
+            group["params"] = both
         parted.clear()
 
     def is_mixed(group: dict[str, Any]) -> bool:
-        number = sum(id(parameter) in shifts for parameter in group["params"])
-        decay = group.get("weight_decay", 0)
-        return 0 < number < len(group["params"]) and bool(decay > SHIFT_WEIGHT_DECAY)
+        kinds = {id(parameter) in shifts for parameter in group["params"]}
+        return len(kinds) == 2 and bool((group.get("weight_decay") or 0) > SHIFT_WEIGHT_DECAY)
 
-    if any(map(is_mixed, optimizer.param_groups)):
+    if not any(map(is_mixed, optimizer.param_groups)):
+        return
+    if isinstance(optimizer, torch.optim.Optimizer):
         optimizer.register_step_pre_hook(part)
         optimizer.register_step_post_hook(join)
+    else:  # it only looks like one
+        warn("`optimizer` decays shifts like weights, to nothing: build it from sc.param_groups.")
 
 
 def decays(optimizer: torch.optim.Optimizer, layers: Mapping[str, SelectConvNd]) -> bool:

@@ -33,8 +33,8 @@ class Room:
 # The wall stands between the library (up to `integrations`) and the laboratory, `lab/`.
 ROOMS = {
     "root": Room(0, 220, 5),
-    "core": Room(1, 1477, 11),
-    "graph": Room(2, 956, 4),
+    "core": Room(1, 1487, 11),
+    "graph": Room(2, 957, 4),
     "deploy": Room(3, 856, 4),
     "allocate": Room(4, 885, 4),
     "integrations": Room(5, 174, 0),
@@ -44,10 +44,10 @@ ROOMS = {
     "bench": Room(8, 260, 5),
     "reproduce": Room(8, 225, 4),
     "report": Room(9, 830, 2),
-    "cli": Room(10, 713, 0),
+    "cli": Room(10, 715, 0),
 }
-MOST_STATEMENTS, MOST_FUNCTIONS = 8844, 807
-MOST_IN_TESTS = 11_010
+MOST_STATEMENTS, MOST_FUNCTIONS = 8856, 809
+MOST_IN_TESTS = 11_030
 # soak/, benchmarks/, results/, examples/ and docs/: no place to hide statements.
 MOST_BESIDE = 2955
 MOST_LINES, LONGEST_FUNCTION = 400, 50  # of a file; of a function, without its docstring

@@ -85,7 +85,9 @@ def test_only_some_runs_are_carried_out(grid, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr("selectconv.lab.cli.reproduce.find_state", lambda run, out: "new")
     assert main(["reproduce", "ablation", "--only", "[ps]", "--out", str(tmp_path)]) == 0
     assert started == ["p", "s"]
-    assert "2 runs, 0 done" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "2 runs, 0 done" in said
+    assert said.index("chosen: p, s\n") < said.index("p done")
     # The table still says what was planned and is missing.
     assert "f: not finished" in (tmp_path / "tables.csv").read_text()
 

@@ -29,8 +29,10 @@ from selectconv.core.slots import (
     complete_state,
     draw_weights,
     fresh_slots,
+    is_patched,
     living_layers,
     new_family,
+    torch_conv,
     write_slots,
 )
 from selectconv.core.tensors import check_tensor
@@ -82,20 +84,19 @@ class SelectConvNd(SlottedConv):
         Hooks, training flag and all other attributes of `conv` are kept.
 
         Args:
-            conv: a plain torch conv of this layer's dimension.
+            conv: a torch conv of this layer's dimension, or of a subclass with torch's forward.
             reallocate: as for the layer.
             mean: the layer's `mean_source`.
 
         Raises:
-            TypeError: `conv` has another type. Subclasses are refused, too: they may compute
-                something else.
+            TypeError: `conv` may compute something else.
             TypeError, ValueError: `mean` is not a mean source that fits the layer.
         """
         plain = next(base for base in cls.__mro__ if base in (nn.Conv1d, nn.Conv2d, nn.Conv3d))
         wanted = f"torch.nn.{plain.__name__}"
-        if type(conv) is not plain:
-            raise TypeError(f"`conv` must be exactly a {wanted}, got {type(conv).__name__}.")
-        if "weight" not in conv._parameters or "forward" in vars(conv):
+        if torch_conv(conv) is not plain:
+            raise TypeError(f"`conv` must compute what {wanted} does, got {type(conv).__name__}.")
+        if not {"weight", "bias"} <= set(conv._parameters) or is_patched(conv):
             raise TypeError(f"`conv` must be a {wanted} with a weight and a forward of its own.")
         layer = cls.__new__(cls)
         # The dicts of hooks are shared, so that the handles that users hold still remove them.

@@ -48,6 +48,22 @@ class SlottedConv(nn.modules.conv._ConvNd):
     _conv_forward: Callable[..., Tensor]  # of nn.Conv1d, nn.Conv2d or nn.Conv3d
 
 
+def torch_conv(conv: nn.Module) -> type[nn.Module] | None:
+    """Return torch's class that computes what `conv` does; None: it may compute something else."""
+    kind: Any = type(conv)
+    for plain in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
+        if issubclass(kind, plain) and (kind.forward, kind._conv_forward, kind.__call__) == (
+            plain.forward, plain._conv_forward, plain.__call__
+        ):  # fmt: skip
+            return plain
+    return None
+
+
+def is_patched(conv: nn.Module) -> bool:
+    """Return whether an instance has a forward of its own."""
+    return not {"forward", "_conv_forward"}.isdisjoint(vars(conv))
+
+
 def fresh_slots(slots: int, device: torch.device) -> dict[str, Tensor]:
     """Return the buffers of a layer of which nothing was closed or moved yet."""
     return {

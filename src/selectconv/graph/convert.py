@@ -16,6 +16,7 @@ from selectconv.core.kernels import describe_path
 from selectconv.core.layer import SelectConv1d, SelectConv2d, SelectConv3d, SelectConvNd
 from selectconv.core.mean_source import ObservedMean
 from selectconv.core.models import PARALLEL, selective_layers, unwrap_compiled
+from selectconv.core.slots import is_patched, torch_conv
 from selectconv.errors import ConversionError, MeanSourceError
 from selectconv.graph.example import as_arguments, evaluating
 from selectconv.graph.input_mean import find_conv_inputs
@@ -24,7 +25,7 @@ from selectconv.tables import counted, text_table
 _log = logging.getLogger(__name__)
 
 _MIN_CHANNELS = 8
-_SELECTIVE: dict[type[nn.Module], type[SelectConvNd]] = {
+_SELECTIVE: dict[type[nn.Module] | None, type[SelectConvNd]] = {
     nn.Conv1d: SelectConv1d,
     nn.Conv2d: SelectConv2d,
     nn.Conv3d: SelectConv3d,
@@ -42,9 +43,10 @@ def convert(
 ) -> nn.Module:
     """Replace a model's eligible convs by selective ones, in place, without changing its outputs.
 
-    A conv is eligible if it is exactly a torch Conv1d, Conv2d or Conv3d with a weight of its own,
-    has at least `min_channels` inputs, is reached by the model's forward, is not depthwise, does
-    not read the model's raw input, and is not seen to work on 1x1 maps only.
+    A conv is eligible if it is a torch Conv1d, Conv2d or Conv3d, or of a subclass whose `forward`
+    and `_conv_forward` are torch's, with a weight of its own, has at least `min_channels` inputs,
+    is reached by the model's forward, is not depthwise, does not read the model's raw input, and is
+    not seen to work on 1x1 maps only.
 
     E[X], the mean of a conv's input, has a closed form if the model's graph shows batch norm ->
     activation -> conv, also through concatenation, dropout, average pooling, upsampling, and
@@ -120,7 +122,7 @@ def convert(
             refused[name] = why
             continue
         may = realloc == "all" or (realloc == "pointwise" and set(conv.kernel_size) == {1})
-        layers[id(conv)] = _SELECTIVE[type(conv)].from_conv(
+        layers[id(conv)] = _SELECTIVE[torch_conv(conv)].from_conv(
             conv, reallocate=may, mean=(found and found.source) or ObservedMean()
         )
     if not layers and selective_layers(root):
@@ -148,9 +150,9 @@ def _reasons_anywhere(conv: _ConvNd, min_channels: int) -> dict[str, bool]:
         "not initialised: give `example_input`, or run the model once": is_lazy,
         "transposed": conv.transposed,
         "parametrised weight": hasattr(conv, "parametrizations"),
-        f"a subclass ({kind.__name__}) may compute something else": kind not in _SELECTIVE,
+        f"a subclass ({kind.__name__}) may compute something else": torch_conv(conv) is None,
         "its weight is recomputed by a hook": weight is None,
-        "its forward is patched": "forward" in vars(conv),
+        "its forward is patched": is_patched(conv),
         "depthwise": 1 < conv.groups == conv.in_channels,
         few: conv.in_channels < min_channels,
     }

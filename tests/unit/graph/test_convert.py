@@ -20,7 +20,21 @@ LAYERS = {1: sc.SelectConv1d, 2: sc.SelectConv2d, 3: sc.SelectConv3d}
 
 
 class MyConv(nn.Conv2d):
-    pass
+    def forward(self, input):
+        return super().forward(input)
+
+
+class Standardised(nn.Conv2d):
+    def _conv_forward(self, input, weight, bias):
+        return super()._conv_forward(input, weight - weight.mean(), bias)
+
+
+class Conv3x3(nn.Conv2d):
+    """A subclass that computes what torch's conv computes."""
+
+    def __init__(self, width):
+        super().__init__(width, width, 3, padding=1)
+        self.note = "mine"
 
 
 def small_net(axes=2, **options):
@@ -258,6 +272,10 @@ SKIPPED = {
     "subclass": (
         lambda: chain(MyConv(16, 16, 3)), "a subclass (MyConv) may compute something else",
     ),
+    "subclass with weights of its own": (
+        lambda: chain(Standardised(16, 16, 3)),
+        "a subclass (Standardised) may compute something else",
+    ),
     "parametrised": (
         lambda: chain(parametrizations.weight_norm(nn.Conv2d(16, 16, 3))), "parametrised weight",
     ),
@@ -278,6 +296,17 @@ SKIPPED = {
         lambda: raw(lambda n, x: torch.cat([x, n.norm(x)], dim=1), 32), "fed with raw input",
     ),
 }  # fmt: skip
+
+
+def test_a_subclass_with_the_forward_of_torch_becomes_selective():
+    model, x = chain(Conv3x3(16)).eval(), image()
+    before, weight = model(x), model.conv.weight
+    sc.convert(model, x)
+    assert type(model.conv) is sc.SelectConv2d
+    assert (model.conv.note, model.conv.weight is weight) == ("mine", True)
+    assert torch.equal(model(x), before)
+    model.conv.close(range(8))
+    assert sc.compress(model, x).get_submodule("eligible").out_channels == 8
 
 
 @pytest.mark.parametrize("name", SKIPPED)

@@ -123,6 +123,8 @@ def run_grid(
         done = len(chosen) - len(left)
         console.print(f"{grid.title}. {grid.note}")
         console.print(f"{counted(len(chosen), 'run')}, {done} done; {out}")
+        if len(chosen) < len(grid.runs):
+            console.print(f"chosen: {', '.join(run.name for run in chosen)}")
         problems: dict[str, str] = {}
         task = bar.add_task("", total=len(left))
 

@@ -39,15 +39,15 @@ ROOMS = {
     "allocate": Room(4, 885, 4),
     "integrations": Room(5, 174, 0),
     "zoo": Room(6, 440, 6),
-    "data": Room(6, 780, 4),
-    "train": Room(7, 1034, 7),
+    "data": Room(6, 787, 4),
+    "train": Room(7, 1049, 7),
     "bench": Room(8, 260, 5),
     "reproduce": Room(8, 225, 4),
     "report": Room(9, 830, 2),
-    "cli": Room(10, 715, 0),
+    "cli": Room(10, 723, 0),
 }
-MOST_STATEMENTS, MOST_FUNCTIONS = 8856, 809
-MOST_IN_TESTS = 11_030
+MOST_STATEMENTS, MOST_FUNCTIONS = 8886, 812
+MOST_IN_TESTS = 11_061
 # soak/, benchmarks/, results/, examples/ and docs/: no place to hide statements.
 MOST_BESIDE = 2955
 MOST_LINES, LONGEST_FUNCTION = 400, 50  # of a file; of a function, without its docstring

@@ -48,7 +48,7 @@ def undisturbed(run, tmp_path_factory):
     [
         ("step", "2"),  # before the first checkpoint
         ("step", "8"),  # in the middle of the third epoch
-        ("manifest.json", "2"),  # before the files of the first epoch
+        ("manifest.json", "3"),  # before the files of the first epoch
         ("metrics.jsonl", "1"),  # right after their manifest
         ("last.safetensors", "2"),  # a line is there that the checkpoint does not know
         ("last.ckpt", "1"),

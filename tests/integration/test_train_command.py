@@ -363,6 +363,25 @@ def test_a_flipped_bit_in_weights_or_settings_is_refused(verb, name, code, finis
     assert f"{name} is damaged: it is not what the run wrote; restore it" in complaint(capsys)
 
 
+def test_other_images_are_refused_where_a_run_is_repeated_or_resumed(finished, tmp_path, capsys):
+    assert main(["data", "digest", "digits"]) == 0
+    name, _, digest = capsys.readouterr().out.split()
+    recorded = json.loads((finished / "env.json").read_text())
+    assert recorded["data"] == {"name": name.rstrip(":"), "sha256": digest}
+    (finished / "status.json").write_text('{"status": "interrupted"}')
+    again = ["train", "--config", str(finished / "config.yaml"), "--out", str(tmp_path / "again")]
+    resume = ["train", "--resume", "--out", str(finished)]
+    for data, code in (({"name": "digits", "sha256": "1f"}, 2), (None, 0)):
+        recorded["data"] = data
+        changed = {key: value for key, value in recorded.items() if value is not None}
+        run_folder.RunFolder(finished).write({"env.json": json.dumps(changed).encode()})
+        for arguments in (again, resume):
+            assert main(arguments) == code
+            said = complaint(capsys) if code else ""
+            assert all(word in said for word in (digest, "1f", str(finished)) if code)
+        assert not code or not any((tmp_path / "again").glob("[!.]*"))  # nothing is in the way
+
+
 def test_resume_without_a_checkpoint_says_that_it_starts_over(tmp_path, capsys):
     (tmp_path / "run").mkdir()
     assert main(["train", *SMALL, "--resume", "--out", str(tmp_path / "run")]) == 0

@@ -172,6 +172,31 @@ def test_a_root_is_exclusive(places, tmp_path):
     assert listing(tmp_path) == before
 
 
+def test_a_digest_is_of_all_images_and_labels(tmp_path):
+    arrays = write_fashion_mnist(tmp_path / "zipped")
+    write_fashion_mnist(tmp_path / "plain", zipped=False)
+    write_fashion_mnist(tmp_path / "other", seed=1)
+    in_order = (a if a.ndim == 3 else a.astype(np.int64) for a in arrays.values())
+    wanted = hashlib.sha256(b"".join(array.tobytes() for array in in_order))
+    found = [
+        load_dataset("fashion-mnist", tmp_path / name, **more).digest
+        for name, more in (
+            ("zipped", {}),
+            ("plain", {"subset": 3, "image_size": 14}),
+            ("other", {}),
+        )
+    ]
+    assert found[:2] == 2 * [wanted.hexdigest()]
+    assert found[2] != found[0]
+    for name in ("a", "b"):
+        write_image_folder(tmp_path / name)
+    next((tmp_path / "b" / "train").rglob("*.*")).rename(
+        tmp_path / "b" / "train" / "n01" / "z.JPEG"
+    )
+    first, second = (load_dataset("imagenet", tmp_path / name).digest for name in ("a", "b"))
+    assert first != second
+
+
 def test_the_home_folder_may_be_short(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))

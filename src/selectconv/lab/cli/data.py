@@ -12,12 +12,13 @@ EXAMPLES = [
     ("selectconv data list", "the data sets, and where they were found"),
     ("selectconv data list imagefolder:photos", "your own images: classes, sizes, counts"),
     ("selectconv data fetch fashion-mnist", "fetch one into the cache"),
+    ("selectconv data digest cifar10", "which copy of it this is: env.json of a run has the same"),
 ]
 ARGUMENTS = [
-    Argument("action", "list or fetch"),
+    Argument("action", "list, fetch or digest: the SHA-256 of all images and labels"),
     Argument(
         "name",
-        "data set to fetch or list, or imagefolder:DIR for your own images (default: all)",
+        "data set to list, fetch or read, or imagefolder:DIR for your own images (default: all)",
         {"nargs": "?"},
     ),
     Argument("--root", "folder to look in, or to fetch into", {"metavar": "DIR"}),
@@ -25,10 +26,15 @@ ARGUMENTS = [
 
 
 def run(options: Namespace) -> None:
-    """List or fetch."""
-    from selectconv.lab.data.registry import check_dataset_name, fetch_dataset, list_datasets
+    """List, fetch or read."""
+    from selectconv.lab.data.registry import (
+        check_dataset_name,
+        fetch_dataset,
+        list_datasets,
+        load_dataset,
+    )
 
-    check_choice("action", options.action, ("list", "fetch"))
+    check_choice("action", options.action, ("list", "fetch", "digest"))
     name = options.name
     if name is not None:
         check_dataset_name(name)
@@ -37,7 +43,11 @@ def run(options: Namespace) -> None:
         print_rows([_describe(name, options.root) for name in names])
         return
     if name is None:
-        raise UsageError(f"fetch needs a data set: one of {', '.join(list_datasets())}.")
+        names = list_datasets()
+        raise UsageError(f"{options.action} needs a data set: one of {', '.join(names)}.")
+    if options.action == "digest":
+        print(f"{name}: sha256 {load_dataset(name, options.root, fetch=False).digest}")
+        return
     folder = fetch_dataset(name, options.root)
     print(f"{name}: {folder}" if folder else f"{name} needs no files.")
 

@@ -27,6 +27,8 @@ from selectconv.lab.train.config import (
 )
 from selectconv.lab.train.run_folder import (
     CHECKPOINT,
+    CONFIG,
+    MANIFEST,
     METRICS,
     RunFolder,
     check_free,
@@ -169,7 +171,7 @@ def run(options: Namespace) -> None:
         announce(config, folder.path, console)
         return
     if not is_first:
-        carry_out(config, folder, console, resume=options.resume)
+        carry_out(config, folder, console, options)
         return
     check_free(folder.path)  # before all else: a run that is under way is not empty either
     check_start(folder, options)
@@ -179,7 +181,7 @@ def run(options: Namespace) -> None:
         check_start(folder, options)  # it may have been started in the meantime
         if options.overwrite:
             folder.clear()
-        last = carry_out(config, folder, console, resume=options.resume)
+        last = carry_out(config, folder, console, options)
     result = f"train loss {last['train_loss']:.4f}, no test images"
     verbs = {"compress": "a smaller network with the same outputs", "export": "an ONNX file"}
     if last["test_error"] is not None:
@@ -236,13 +238,17 @@ def check_start(folder: RunFolder, options: Namespace) -> None:
 
 
 def carry_out(
-    config: TrainConfig, folder: RunFolder, console: Console, *, resume: bool
+    config: TrainConfig, folder: RunFolder, console: Console, options: Namespace
 ) -> dict[str, Any]:
     """Start the folder and train; if that fails, the folder says how it ended."""
     from selectconv.lab.cli.display import RunDisplay
     from selectconv.lab.train.loop import train
 
-    display = RunDisplay(config, console)
+    display, resume = RunDisplay(config, console), options.resume
+    # Settings that lie in a run's folder are that run's.
+    files = [Path(file) for file in options.config]
+    own = [f for f in files if f.name == CONFIG and f.with_name(MANIFEST).exists()]
+    repeats = [RunFolder(file.parent) for file in own]
     try:
         if is_first_process() and not folder.check(CHECKPOINT).exists():
             if resume:
@@ -251,13 +257,14 @@ def carry_out(
             folder.start(config.to_dict())
         fabric = signals.launch(config)
         with display.bar:
-            return train(config, fabric, folder, display, resume=resume)
+            return train(config, fabric, folder, display, resume=resume, repeats=repeats)
     except BaseException as error:
+        is_new = not resume and not (folder / CHECKPOINT).exists()
         signals.ignore()  # the process ends now; one on top must not cut off the line that says why
         with suppress(OSError, SelectConvError):  # the failure itself is reported anyway
             if isinstance(error, KeyboardInterrupt):
                 folder.set_status("interrupted")
-            elif isinstance(error, DataError) and not resume and not (folder / CHECKPOINT).exists():
+            elif isinstance(error, DataError | UsageError) and is_new:
                 folder.clear()  # nothing was trained: the next try finds an empty folder
             else:
                 folder.set_status("failed", " ".join(str(error).split()))

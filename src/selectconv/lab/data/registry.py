@@ -1,5 +1,6 @@
 """Data sets by name: find, fetch and load them; errors say what to put where."""
 
+import hashlib
 import logging
 import os
 from dataclasses import dataclass, replace
@@ -34,12 +35,15 @@ class Splits:
         test: the test images; None where a folder of your images has no `test`.
         holdout: every image that is not trained on, in parts: the training images outside the
             subset, then all test images. Empty unless it was asked for.
+        digest: SHA-256 of all its images and labels, whichever of them are used; of image files
+            that are decoded when asked for, of their names and labels.
     """
 
     info: DatasetInfo
     train: Images
     test: Images | None
     holdout: tuple[Images, ...] = ()
+    digest: str = ""
 
 
 def list_datasets() -> list[str]:
@@ -250,6 +254,11 @@ def load_dataset(
     info = entry.info if image_size is None else entry.info.shrunk(image_size)
     check_amounts(info, subset, test_subset, holdout=holdout)  # before anything is read
     train, test = entry.read(_obtain(entry, root, fetch=fetch and root is None), entry.info)
+    digest = hashlib.sha256()
+    for part in (train, *([] if test is None else [test])):
+        content = part.images.numpy() if isinstance(part, ImageSet) else part.names
+        digest.update(content.data)
+        digest.update(part.labels.numpy().data)
     found = replace(info, num_train=len(train), num_test=0 if test is None else len(test))
     if found != info:
         _log.warning(
@@ -269,7 +278,7 @@ def load_dataset(
         train = train.take(subset_index(len(train), subset))
     if test is not None and test_subset is not None:
         test = test.take(subset_index(len(test), test_subset))
-    return Splits(info, train, test, held)
+    return Splits(info, train, test, held, digest.hexdigest())
 
 
 def check_amounts(

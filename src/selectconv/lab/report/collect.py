@@ -20,7 +20,6 @@ from selectconv.lab.train.network import build_model, load_weights, run_data
 from selectconv.lab.train.run_folder import (
     ALLOCATION,
     CONFIG,
-    ENVIRONMENT,
     HOLDOUT,
     LAST,
     METRICS,
@@ -153,7 +152,7 @@ def read_run(path: Path) -> Run:
         )
     if metrics[-1]["test_error"] is None:
         raise ValueError("it has no test images, so there is no error to report.")
-    environment = json.loads(folder.check(ENVIRONMENT).read_bytes())
+    environment = folder.read_environment()
     holdout = json.loads(folder.check(HOLDOUT).read_bytes()) if config.holdout else {}
     log = folder.check(ALLOCATION)
     steps = read_log(log) if log.exists() else []

@@ -30,6 +30,7 @@ from selectconv.lab.data.registry import Splits, load_dataset
 from selectconv.lab.train.config import TrainConfig
 from selectconv.lab.train.network import (
     build_model,
+    check_same_data,
     check_same_images,
     dump_checkpoint,
     dump_weights,
@@ -42,6 +43,7 @@ from selectconv.lab.train.run_folder import (
     ALLOCATION,
     BEST,
     CHECKPOINT,
+    ENVIRONMENT,
     HOLDOUT,
     IMAGES,
     LAST,
@@ -50,6 +52,7 @@ from selectconv.lab.train.run_folder import (
     TENSORBOARD,
     RunFolder,
     dump_lines,
+    dump_page,
     is_first_process,
 )
 
@@ -246,6 +249,7 @@ def train(
     display: Display,
     *,
     resume: bool = False,
+    repeats: Sequence[RunFolder] = (),
 ) -> dict[str, Any]:
     """Run a training to its end, writing its folder as it goes.
 
@@ -255,6 +259,7 @@ def train(
         folder: the folder of the run, which has been started.
         display: where progress is shown.
         resume: continue from the folder's checkpoint, if it has one.
+        repeats: recorded runs that the settings come from.
 
     Returns:
         The last line of metrics.
@@ -262,6 +267,7 @@ def train(
     Raises:
         RunError: NaN, a damaged checkpoint, a disk that is full.
         DataError: the data set is not available.
+        UsageError: the images differ from those of the run that is resumed or repeated.
     """
     try:
         with fabric.rank_zero_first():  # one process fetches
@@ -273,13 +279,18 @@ def train(
                 image_size=config.image_size,
                 holdout=config.holdout,
             )
+        data = {"name": config.data, "sha256": splits.digest}
+        for run in [folder] if resume else repeats:
+            check_same_data(run, data)
         state = None
         if resume and folder.check(CHECKPOINT).exists():
             before = run_data(folder.path, config)
             check_same_images(before, splits.info, "num_train", "num_test", "shape")
             state = load_checkpoint(folder)
-        elif splits.info.classes:
-            folder.write({IMAGES: (json.dumps(asdict(splits.info), indent=1) + "\n").encode()})
+        elif is_first_process():
+            own = {IMAGES: asdict(splits.info)} if splits.info.classes else {}
+            found = {ENVIRONMENT: {**folder.read_environment(), "data": data}, **own}
+            folder.write({name: dump_page(content) for name, content in found.items()})
         training = Training(config, fabric, splits, state)
         try:
             _run_epochs(training, folder, display)

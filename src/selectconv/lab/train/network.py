@@ -24,7 +24,7 @@ from selectconv.graph.example import evaluating
 from selectconv.lab.data.image_set import DatasetInfo
 from selectconv.lab.data.registry import dataset_info
 from selectconv.lab.train.config import TrainConfig, resolve
-from selectconv.lab.train.run_folder import BEST, CHECKPOINT, IMAGES, LAST, RunFolder
+from selectconv.lab.train.run_folder import BEST, CHECKPOINT, CONFIG, IMAGES, LAST, RunFolder
 from selectconv.lab.zoo import create_model
 from selectconv.lab.zoo.external import build_external, is_external
 from selectconv.lab.zoo.learned_group_conv import condense
@@ -277,6 +277,25 @@ def run_data(folder: Path, config: TrainConfig) -> DatasetInfo:
     content: dict[str, Any] = json.loads(path.read_bytes())
     lists = {key: tuple(value) for key, value in content.items() if isinstance(value, list)}
     return DatasetInfo(**{**content, **lists})
+
+
+def check_same_data(run: RunFolder, data: Mapping[str, str]) -> None:
+    """Refuse data that differ from those that a run was trained on, if it recorded a digest.
+
+    Args:
+        run: the run that is repeated or resumed.
+        data: `name` and `sha256` of the data at hand.
+
+    Raises:
+        UsageError: they differ.
+    """
+    before = run.read_environment().get("data", {})
+    if before.get("name") == data["name"] and before != data:
+        raise UsageError(
+            f"`data`: {data['name']} has other images than the run in {run.path} was trained on: "
+            f"restore them, or start another run, with a copy of its {CONFIG} elsewhere. Their "
+            f"SHA-256: {data['sha256']}; the run's: {before['sha256']}."
+        )
 
 
 def check_same_images(

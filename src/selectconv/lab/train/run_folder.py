@@ -144,8 +144,7 @@ class RunFolder:
     def start(self, config: Mapping[str, Any]) -> None:
         """Write the settings and the environment into the folder, which exists."""
         settings = yaml.safe_dump(dict(config), sort_keys=False)
-        environment = json.dumps(describe_environment(), indent=2) + "\n"
-        self.write({CONFIG: settings.encode(), ENVIRONMENT: environment.encode()})
+        self.write({CONFIG: settings.encode(), ENVIRONMENT: dump_page(describe_environment())})
         self.set_status("running")
 
     def write(self, contents: Mapping[str, bytes]) -> None:
@@ -200,6 +199,14 @@ class RunFolder:
         except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
             raise RunError(f"{path} cannot be read: {str(error).splitlines()[0]}.") from error
 
+    def read_environment(self) -> dict[str, Any]:
+        """Read commit, versions, hardware and digest of the data; older runs lack the last.
+
+        Raises:
+            RunError: the file is not what the run wrote.
+        """
+        return dict(json.loads(self.check(ENVIRONMENT).read_bytes()))
+
     def status(self) -> str:
         """Return the status, one of `STATUSES`; without a file it is `running`.
 
@@ -242,6 +249,11 @@ class RunFolder:
 def dump_lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
     """Return rows as lines of JSON; floats keep all their digits."""
     return "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
+
+
+def dump_page(content: Mapping[str, Any]) -> bytes:
+    """Return JSON to be read by people."""
+    return (json.dumps(content, indent=2) + "\n").encode()
 
 
 def _is_accepted(path: Path) -> bool:

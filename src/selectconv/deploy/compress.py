@@ -43,7 +43,9 @@ def compress(
 
     The new model shares nothing with the old one, which does not change. It is in evaluation mode
     and has no dropout. It is one graph of torch's own modules, so it can be trained, moved, cast,
-    copied, scripted, quantized, exported and saved (`save_compressed`).
+    copied, scripted, quantized, exported and saved (`save_compressed`). It returns the model's
+    containers, and has those of its own attributes that are numbers, strings, or lists of them,
+    such as `out_channels`: it can replace a part of a model.
 
     Args:
         model: any model that torch.fx can trace, plain or selective.
@@ -88,7 +90,30 @@ def compress(
         model, (args, kwargs), wanted, got, rtol=RTOL, error=CompressionError,
         what="of the compressed model (tracing does not see hooks) differs from the model's",
     )  # fmt: skip
+    keep_attributes(small, plain_attributes(model))
     return small
+
+
+def plain_attributes(model: nn.Module) -> dict[str, Any]:
+    """Return a model's own attributes that are numbers, strings, or tuples and lists of them."""
+    own = {name: value for name, value in vars(model).items() if name != "training"}
+    return {
+        name: value for name, value in own.items() if not name.startswith("_") and _is_plain(value)
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in (tuple, list):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def keep_attributes(small: fx.GraphModule, attributes: dict[str, Any]) -> None:
+    """Give a compressed model, and so its copies, the attributes that hide nothing of its own."""
+    kept = {name: value for name, value in attributes.items() if not hasattr(small, name)}
+    small.meta["_user_preserved_attributes"] = kept  # torch.fx copies no others
+    for name, value in copy.deepcopy(kept).items():
+        setattr(small, name, value)
 
 
 class _Builder:

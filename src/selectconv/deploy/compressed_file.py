@@ -10,6 +10,7 @@ import inspect
 import json
 import os
 import re
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import resolve_name
 
 from selectconv.checks import check_path
+from selectconv.deploy.compress import keep_attributes, plain_attributes
 from selectconv.errors import CompressionError
 from selectconv.files import write_whole
 from selectconv.graph.operations import ATTRIBUTES, TABLE, functions_of
@@ -25,7 +27,7 @@ from selectconv.graph.operations import ATTRIBUTES, TABLE, functions_of
 FORMAT = "selectconv compressed model 1"
 _MODULES = {kind.__name__: kind for row in TABLE for kind in row.modules}
 _METHODS = {name: name for row in TABLE for name in row.names if hasattr(Tensor, name)}
-_FUNCTIONS: dict[str, Any] = {"getattr": getattr}
+_FUNCTIONS: dict[str, Any] = {"getattr": getattr, "OrderedDict": OrderedDict}
 for _row in TABLE:
     _FUNCTIONS |= functions_of(_row)
 _NAMES: dict[Any, str] = {function: name for name, function in reversed(_FUNCTIONS.items())}
@@ -166,7 +168,10 @@ def _describe(module: fx.GraphModule) -> dict[str, Any]:
             [node.op, node.name, target, _encode([*node.args]), _encode(dict(node.kwargs))]
         )
     parameters = sorted(name for name, _ in module.named_parameters())
-    return {"modules": modules, "parameters": parameters, "steps": steps}
+    attributes = _encode(plain_attributes(module))
+    return {
+        "modules": modules, "parameters": parameters, "steps": steps, "attributes": attributes
+    }  # fmt: skip
 
 
 def _describe_module(name: str, module: nn.Module) -> list[Any]:
@@ -208,12 +213,15 @@ def _rebuild(description: dict[str, Any], tensors: dict[str, Tensor]) -> fx.Grap
             value = tensors[_check_name(target)]
             is_parameter = target in description["parameters"]
             held[target] = nn.Parameter(value, value.is_floating_point()) if is_parameter else value
-        new_args = tuple(_decode(args, nodes))
+        new_args, new_kwargs = tuple(_decode(args, nodes)), _decode(kwargs, nodes)
         if step is getattr and new_args[1] not in ATTRIBUTES:
             raise ValueError(f"unknown attribute {new_args[1]!r}")
-        nodes[name] = graph.create_node(op, step, new_args, _decode(kwargs, nodes), name)
+        named = {_check_name(key): value for key, value in new_kwargs.items()}
+        nodes[name] = graph.create_node(op, step, new_args, named, name)
     graph.lint()
-    return fx.GraphModule(held, graph, class_name="Compressed")
+    module = fx.GraphModule(held, graph, class_name="Compressed")
+    keep_attributes(module, _decode(description.get("attributes", {"dict": {}}), nodes))
+    return module
 
 
 def _encode(value: Any) -> Any:
@@ -223,8 +231,8 @@ def _encode(value: Any) -> Any:
         return {"tuple": _encode([*value])}
     if isinstance(value, list):
         return [_encode(one) for one in value]
-    if isinstance(value, dict):
-        return {"dict": {str(key): _encode(one) for key, one in value.items()}}
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {"dict": {key: _encode(one) for key, one in value.items()}}
     if isinstance(value, slice):
         return {"slice": _encode([value.start, value.stop, value.step])}
     if isinstance(value, torch.dtype):
@@ -248,7 +256,7 @@ def _decode(value: Any, nodes: dict[str, fx.Node]) -> Any:
         parts = _decode(inner, nodes)
         return tuple(parts) if kind == "tuple" else slice(*parts)
     if kind == "dict":
-        return {_check_name(key): _decode(one, nodes) for key, one in inner.items()}
+        return {key: _decode(one, nodes) for key, one in inner.items()}
     if kind == "dtype" and isinstance(dtype := getattr(torch, inner), torch.dtype):
         return dtype
     if kind == "ellipsis":

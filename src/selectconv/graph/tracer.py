@@ -7,6 +7,7 @@ tensor is refused.
 
 import operator
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 from pathlib import Path
@@ -82,6 +83,12 @@ class Tracer(fx.Tracer):
         """Record a step and return the value that stands for it: a settled argument's own."""
         proxy = super().create_proxy(kind, target, *rest, **named)
         return self.settled[target] if kind == "placeholder" and target in self.settled else proxy
+
+    def create_arg(self, a: Any) -> Any:
+        """Turn a value into an argument of a step; torch.fx would make an ordered dict plain."""
+        if type(a) is OrderedDict:
+            return self.create_node("call_function", OrderedDict, (self.create_arg(dict(a)),), {})
+        return super().create_arg(a)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Return whether a module is one step of the graph."""

@@ -1,7 +1,9 @@
 """A file gives the model back, needs no code of it, and a damaged one is refused in one line."""
 
+import copy
 import json
 import os
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -97,17 +99,31 @@ def test_all_kinds_of_arguments_can_be_saved(tmp_path):
         y = net.conv(x)[..., 1:-1, ::2] * net.scale
         y = y.to(torch.float64).mean((2, 3), keepdim=True)
         z = torch.cat([y, y.flatten(1).view(y.shape[0], -1, 1, 1)], dim=1)
-        return {"pair": (z, F.pad(z, (0, 1), value=2.0)), "list": [z.size(0), None, True, 0.5]}
+        pair = (z, F.pad(z, (0, 1), value=2.0))
+        return OrderedDict({"pair '1'": pair, "list": [z.size(0), None, True, 0.5]})
 
     net = Net(run, conv=nn.Conv2d(3, 4, 1))
     net.scale = nn.Parameter(torch.randn(4, 1, 1))
+    net.sizes, net.code, net.odd = [4, (0.5, "a")], "hides a model's own", object()
     small = sc.compress(net, X)
     sc.save_compressed(small, tmp_path / "file")
     again = sc.load_compressed(tmp_path / "file")
     assert isinstance(again.scale, nn.Parameter)
-    want, got = small(X), again(X)
-    assert all(map(torch.equal, got["pair"], want["pair"]))
-    assert got["list"] == want["list"] == [2, None, True, 0.5]
+    wanted = net(X)
+    for one in (small, again, copy.deepcopy(small), copy.deepcopy(again)):
+        got = one(X)
+        assert type(got) is OrderedDict
+        assert all(map(torch.allclose, got.pop("pair '1'"), wanted["pair '1'"]))
+        assert got == {"list": [2, None, True, 0.5]}
+        assert one.sizes == [4, (0.5, "a")]
+        assert "forward" in one.code
+        assert not hasattr(one, "odd")
+
+
+def test_refuses_keys_that_a_file_would_change(tmp_path):
+    small = sc.compress(Net(lambda net, x: {7: net.a(x)}, a=nn.Conv2d(3, 8, 1)), X)
+    with pytest.raises(sc.CompressionError, match="7: "):
+        sc.save_compressed(small, tmp_path / "file")
 
 
 def test_the_type_of_a_weight_can_be_saved(tmp_path):
@@ -216,6 +232,7 @@ def edit_step(place, value, op):
         (edit_step(2, "lambda", "placeholder"), "cannot be read, or does not match.*SyntaxError"),
         (edit_step(2, "1x", "placeholder"), "cannot be read, or does not match.*SyntaxError"),
         (edit_step(3, [{"node": "nobody"}], "call_module"), "cannot be read.*KeyError: 'nobody'"),
+        (edit_step(4, {"dict": {"x=1": 1}}, "call_module"), "'x=1' in place of a name"),
         (edit_step(3, [{"dtype": "nn"}], "call_module"), "unknown value.*dtype"),
         (edit_step(3, [{"code": "1"}], "call_module"), "unknown value.*code"),
         (lambda t, d: d.update(format="other"), "the format 'other'"),

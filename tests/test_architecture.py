@@ -34,8 +34,8 @@ class Room:
 ROOMS = {
     "root": Room(0, 220, 5),
     "core": Room(1, 1487, 11),
-    "graph": Room(2, 963, 4),
-    "deploy": Room(3, 877, 4),
+    "graph": Room(2, 966, 4),
+    "deploy": Room(3, 880, 4),
     "allocate": Room(4, 885, 4),
     "integrations": Room(5, 174, 0),
     "zoo": Room(6, 440, 6),
@@ -46,8 +46,8 @@ ROOMS = {
     "report": Room(9, 830, 2),
     "cli": Room(10, 723, 0),
 }
-MOST_STATEMENTS, MOST_FUNCTIONS = 8913, 816
-MOST_IN_TESTS = 11_075
+MOST_STATEMENTS, MOST_FUNCTIONS = 8919, 816
+MOST_IN_TESTS = 11_089
 # soak/, benchmarks/, results/, examples/ and docs/: no place to hide statements.
 MOST_BESIDE = 2955
 MOST_LINES, LONGEST_FUNCTION = 400, 50  # of a file; of a function, without its docstring

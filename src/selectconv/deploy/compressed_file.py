@@ -30,6 +30,7 @@ _METHODS = {name: name for row in TABLE for name in row.names if hasattr(Tensor,
 _FUNCTIONS: dict[str, Any] = {"getattr": getattr, "OrderedDict": OrderedDict}
 for _row in TABLE:
     _FUNCTIONS |= functions_of(_row)
+_ATTRIBUTES = (*ATTRIBUTES, "T", "mT", "values", "indices")  # the last two: of `topk` and its like
 _NAMES: dict[Any, str] = {function: name for name, function in reversed(_FUNCTIONS.items())}
 # What a description that was not written by `save_compressed` can lead to.
 _UNREADABLE = (
@@ -161,6 +162,8 @@ def _describe(module: fx.GraphModule) -> dict[str, Any]:
             if node.target not in _NAMES:
                 name = resolve_name(node.target) or getattr(node.target, "__name__", node.target)
                 raise _unknown(f"function `{name}`")
+            if node.target is getattr and node.args[1] not in _ATTRIBUTES:
+                raise _unknown(f"attribute {node.args[1]!r}")
             target = _NAMES[node.target]
         elif node.op == "call_method" and target not in _METHODS:
             raise _unknown(f"method {target!r}")
@@ -214,7 +217,7 @@ def _rebuild(description: dict[str, Any], tensors: dict[str, Tensor]) -> fx.Grap
             is_parameter = target in description["parameters"]
             held[target] = nn.Parameter(value, value.is_floating_point()) if is_parameter else value
         new_args, new_kwargs = tuple(_decode(args, nodes)), _decode(kwargs, nodes)
-        if step is getattr and new_args[1] not in ATTRIBUTES:
+        if step is getattr and new_args[1] not in _ATTRIBUTES:
             raise ValueError(f"unknown attribute {new_args[1]!r}")
         named = {_check_name(key): value for key, value in new_kwargs.items()}
         nodes[name] = graph.create_node(op, step, new_args, named, name)

@@ -6,6 +6,7 @@ activation is one row. Only exact types count: a subclass may compute something 
 timm and torchvision are known by package and name, so that neither is imported.
 """
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class Row:
     Attributes:
         family: what it does; None: the table does not have it.
         names: of functions in torch and torch.nn.functional and of methods of tensors, all of the
-            same meaning; those of Python's operators begin with "operator.".
+            same meaning; those of Python's modules begin with "operator." or "math.".
         modules: classes of torch that compute it.
         others: classes of other packages, as "package.name".
         gradient: how autograd's name for it begins; empty where pruning need not know it.
@@ -98,14 +99,17 @@ _ACTIVATIONS = (
     _activation("tanh", nn.Tanh, others="timm.Tanh", gradient="TanhBackward"),
     _activation("tanhshrink", nn.Tanhshrink),
     _activation("softplus", nn.Softplus, gradient="SoftplusBackward"),
+    _activation("softshrink", nn.Softshrink),
     _activation("softsign", nn.Softsign),
 )  # fmt: skip
 TABLE = (
     *_ACTIVATIONS,
     _row(
         Family.ARITHMETIC,
-        "add sub mul div neg abs exp sqrt clamp maximum minimum operator.add operator.sub "
+        "add sub mul div neg abs exp sqrt clamp maximum minimum subtract multiply divide "
+        "true_divide negative absolute clip lerp hardshrink threshold operator.add operator.sub "
         "operator.mul operator.truediv operator.neg",
+        nn.Hardshrink, nn.Threshold,
     ),
     _row(
         Family.AVERAGE_POOL, "avg_pool1d avg_pool2d avg_pool3d",
@@ -129,8 +133,11 @@ TABLE = (
         nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d,
     ),
     _row(
-        Family.SPATIAL, "",
-        nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ReflectionPad2d, nn.ReplicationPad2d,
+        Family.SPATIAL, "lp_pool1d lp_pool2d lp_pool3d",
+        nn.LPPool1d, nn.LPPool2d, nn.LPPool3d, nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d,
+        nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d, nn.CircularPad1d, nn.CircularPad2d,
+        nn.CircularPad3d, nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d,
+        nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d,
     ),
     _row(Family.PAD, "pad"),
     _row(Family.MEAN, "mean", gradient="MeanBackward"),
@@ -141,8 +148,10 @@ TABLE = (
     _row(
         Family.LAYER,
         "batch_norm layer_norm group_norm instance_norm linear conv1d conv2d conv3d "
-        "conv_transpose1d conv_transpose2d conv_transpose3d embedding",
-        nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.GroupNorm, nn.LayerNorm, nn.ConvTranspose2d,
+        "conv_transpose1d conv_transpose2d conv_transpose3d embedding bilinear local_response_norm",
+        nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d,
+        nn.InstanceNorm2d, nn.InstanceNorm3d, nn.LocalResponseNorm, nn.ConvTranspose1d,
+        nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Bilinear, nn.Embedding,
     ),
     _row(Family.CONCAT, "cat concat concatenate"),
     _row(
@@ -160,8 +169,9 @@ TABLE = (
     _row(Family.COPY, "clone"),
     _row(
         Family.REARRANGE,
-        "chunk split tensor_split unbind narrow select transpose swapaxes permute movedim view "
-        "view_as reshape flatten unflatten squeeze unsqueeze expand expand_as t operator.getitem",
+        "chunk split tensor_split unbind narrow select transpose swapaxes swapdims permute "
+        "movedim moveaxis view view_as reshape flatten ravel unflatten squeeze unsqueeze expand "
+        "expand_as t operator.getitem",
         nn.Flatten, nn.Unflatten,
     ),
     _row(
@@ -170,18 +180,29 @@ TABLE = (
     ),
     _row(
         Family.SIZE,
-        "size dim ndimension numel type zeros zeros_like new_zeros ones_like full_like empty_like "
-        "new_ones new_full new_empty",
+        "size dim ndimension numel type zeros zeros_like new_zeros ones ones_like new_ones full "
+        "full_like new_full empty_like new_empty",
     ),
     _row(
         Family.OTHER,
-        "addcdiv addcmul amax amin argmax bmm cos cumsum einsum erf index_select log log_softmax "
-        "logsumexp matmul max min norm normalize pixel_shuffle pow prod reciprocal rms_norm rsqrt "
-        "scaled_dot_product_attention sign sin "
-        "softmax square stack std sum unfold var var_mean where arange operator.or_ "
-        "operator.and_ operator.eq operator.floordiv operator.ge operator.gt operator.invert "
-        "operator.le operator.lt operator.matmul operator.mod operator.ne operator.pow",
-        nn.LogSoftmax, nn.PixelShuffle, nn.RMSNorm, nn.Softmax,
+        "acos addcdiv addcmul addmm affine_grid all amax amin aminmax any arange argmax argmin "
+        "argsort asin atan atan2 baddbmm bmm bool broadcast_tensors broadcast_to cdist ceil "
+        "clamp_max clamp_min cos cosh cosine_similarity cross cummax cummin cumprod cumsum diag "
+        "diagonal dot dstack einsum eq erf erfc exp2 expm1 eye fliplr flipud floor floor_divide "
+        "fmax fmin fmod fold frac gather ge glu grid_sample gt hstack index_add index_select int "
+        "isfinite isinf isnan kthvalue le linspace log log10 log1p log2 log_softmax logaddexp "
+        "logical_and logical_not logical_or logical_xor logit logsumexp long lt masked_fill "
+        "matmul max median meshgrid min mm mv nan_to_num ne norm normalize one_hot outer "
+        "pairwise_distance pixel_shuffle pow prelu prod quantile reciprocal remainder rms_norm "
+        "rot90 round rsqrt scaled_dot_product_attention scatter scatter_add sgn sign sin sinc "
+        "sinh softmax softmin sort square stack std std_mean sum take_along_dim tan tensordot "
+        "tile topk tril triu trunc unfold var var_mean vstack where math.ceil math.cos math.exp "
+        "math.floor math.hypot math.log math.log10 math.log2 math.pow math.prod math.sin "
+        "math.sqrt math.tanh math.trunc operator.and_ operator.eq operator.floordiv operator.ge "
+        "operator.gt operator.invert operator.le operator.lt operator.matmul operator.mod "
+        "operator.ne operator.or_ operator.pow",
+        nn.CosineSimilarity, nn.Fold, nn.GLU, nn.LogSoftmax, nn.PairwiseDistance, nn.PixelShuffle,
+        nn.RMSNorm, nn.Softmax, nn.Softmax2d, nn.Softmin, nn.Unfold,
     ),
 )  # fmt: skip
 # Attributes of a tensor that hold none of its values.
@@ -194,6 +215,7 @@ IN_PLACE_OPERATORS: dict[Any, Callable[..., Any]] = {
     )
 }  # fmt: skip
 _HOMES = {"torch": torch, "functional": F}
+_PYTHON = {"operator": operator, "math": math}
 _UNKNOWN = Row(None)
 
 
@@ -201,8 +223,9 @@ def functions_of(row: Row, suffix: str = "") -> dict[str, Callable[..., Any]]:
     """Look up the functions of a row, by their home and name: "torch.relu", "functional.relu"."""
     found = {}
     for name in row.names:
-        if name.startswith("operator."):
-            found[name] = getattr(operator, name.removeprefix("operator."))
+        if "." in name:
+            of_python, _, own = name.partition(".")
+            found[name] = getattr(_PYTHON[of_python], own)
             continue
         for home, module in _HOMES.items():
             function = getattr(module, name + suffix, None)

@@ -150,7 +150,7 @@ def main(folder):
     two, callback = TwoOptimizers(conv_net()), ChannelAllocation(**OPTIONS)
     silence(two.net)
     fit(f"{folder}/e", two, [callback], epochs=2)
-    said["optimizer of the layers"] = callback.allocator.optimizer is two.optimizers()[1].optimizer
+    said["optimizer of the layers"] = len(callback.reports)
 
     x = images(1)[0]
     budgeted = ChannelAllocation(**OPTIONS, target_macs=0.7, example_input=x)

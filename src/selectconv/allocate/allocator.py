@@ -7,7 +7,7 @@ and never calls the optimizer.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 import torch
 from torch import nn
@@ -15,8 +15,9 @@ from torch import nn
 from selectconv.allocate.agreement import agree
 from selectconv.allocate.budget import Budget, CostAfter
 from selectconv.allocate.decision import decide
-from selectconv.allocate.optimizers import decays, spare_shifts
-from selectconv.allocate.replicas import Replicas, UnnamedAverages
+from selectconv.allocate.loop_check import LoopCheck
+from selectconv.allocate.optimizers import check_owns, decays
+from selectconv.allocate.replicas import Replicas
 from selectconv.allocate.report import AllocationReport, GammaRow, GammaTable, Log, read_log
 from selectconv.allocate.settings import STATE_VERSION, AllocatorState, Settings
 from selectconv.checks import check_count, check_fraction, check_seed, warn
@@ -28,6 +29,8 @@ from selectconv.errors import AllocationError
 from selectconv.graph.example import as_arguments
 from selectconv.tables import counted
 
+_MOST_GAMMA = 0.5  # more than half of an output in one step: rather meant as per cent
+
 
 class ChannelAllocator:
     """De- and re-allocate the channels of a model's selective layers while it trains.
@@ -37,9 +40,10 @@ class ChannelAllocator:
 
     Args:
         model: a model with selective layers (`sc.convert`, `sc.create_model(selective=True)`).
-        optimizer: the optimizer that trains the model, or None. When a slot is re-opened, the
-            allocator clears the slot's optimizer state and the pending gradients of its weight and
-            shift. It changes nothing else in the optimizer.
+        optimizer: the optimizer that trains the model, a list of them, or None. When a slot is
+            re-opened, the allocator clears the slot's optimizer state and the pending gradients of
+            its weight and shift. It changes nothing else in the optimizer. Set
+            `allocator.optimizer` if you train on with another one.
         total_epochs: the length of the training.
         gamma: the largest share of any output that one step may remove. "auto": each step solves
             for the gamma that closes a share of the slots that suits the length of the training;
@@ -76,7 +80,7 @@ class ChannelAllocator:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         *,
         total_epochs: int,
         gamma: float | str = 1e-3,
@@ -104,26 +108,21 @@ class ChannelAllocator:
             target_macs=target_macs,
             target_params=target_params,
         )
-        self.model, self.optimizer = unwrap(model), optimizer
+        self.model = unwrap(model)
         if example_input is not None:
             as_arguments(example_input)  # only for its checks
         self._example_input = example_input
         self._replicas = Replicas(self.model, optimizer, followers)
+        self._optimizer = optimizer
         self.layers = self._replicas.layers
         if mode != "none" and not self.layers:
             raise AllocationError(
                 "`model` has no selective layers: call sc.convert(model) first, "
                 "or sc.create_model(..., selective=True)."
             )
-        self._averages = UnnamedAverages(self._replicas)
         self.state = AllocatorState.fresh(self.layers, check_seed("seed", seed))
-        if optimizer:
-            spare_shifts(optimizer, self.layers)
-        if optimizer and self.settings.closes and not decays(optimizer, self.layers):
-            warn(
-                "`optimizer` has a weight decay of 0: weight decay makes slots fade; without it "
-                "few are ever de-allocated. Give the optimizer a weight_decay, such as 1e-4."
-            )
+        if self.settings.closes:
+            self._advise()
         self.budget = (
             Budget(self.model, self.settings, example_input) if self.settings.target else None
         )
@@ -131,6 +130,40 @@ class ChannelAllocator:
             generator = self.state.make_generator()
             self._replicas.shift_everything(self.settings.rule.max_shift, generator)
             self.state = replace(self.state, generator=generator.get_state())
+        self._loop = LoopCheck(self._replicas)
+
+    def _advise(self) -> None:
+        """Warn of settings with which steps can close nothing, or nearly everything."""
+        trained = {name: layer for name, layer in self.layers.items() if not layer.is_frozen}
+        optimizers, gamma = self._replicas.optimizers, self.settings.gamma
+        if not trained:
+            warn("all selective layers are frozen: no step touches them while they are.")
+        elif optimizers and not decays(optimizers, trained):
+            warn(
+                "`optimizer` has a weight decay of 0: weight decay makes slots fade; without it "
+                "few are ever de-allocated. Give the optimizer a weight_decay, such as 1e-4."
+            )
+        if gamma != "auto" and float(gamma) > _MOST_GAMMA:
+            warn(
+                f"`gamma` {gamma:g} is above {_MOST_GAMMA:g}: each step may remove that share of "
+                "an output. It is a share, not per cent: 1% is 0.01."
+            )
+
+    @property
+    def optimizer(self) -> Any:
+        """What was given as optimizer; set it to train on with another one."""
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Any) -> None:
+        self._replicas.train_with(optimizer)
+        self._optimizer = optimizer
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(
+            "a ChannelAllocator cannot be pickled or copied: keep its state_dict(), and load that "
+            "into an allocator of the other model."
+        )
 
     @property
     def last_epoch(self) -> int:
@@ -161,18 +194,29 @@ class ChannelAllocator:
                 f"`epoch` {epoch} was stepped already (the last was {last_epoch}): "
                 "call step once per epoch, or dealloc() and realloc() on demand."
             )
-        if last_epoch < settings.total_epochs <= epoch:
+        # Shifts go on learning, and with them the cost changes: a budget is kept to the end. Where
+        # no slot is re-opened, it is met at the latest by the first step after the acting epochs.
+        is_met = not settings.reopens and last_epoch + 1 >= settings.num_steps
+        keeps_budget = self.budget is not None and not is_met
+        acts = keeps_budget or (settings.closes and epoch < settings.num_steps)
+        pace = epoch - last_epoch if last_epoch >= 0 else 1
+        is_last = self.budget is not None and epoch + pace >= settings.total_epochs
+        acting = max(epoch, settings.num_steps - 1) if is_last else epoch
+        if not acts and last_epoch < settings.total_epochs <= epoch:
             warn(
                 f"`epoch` {epoch} is past `total_epochs` {settings.total_epochs} (epochs count "
                 "from 0): the step does nothing."
             )
-        # Shifts go on learning, and with them the cost changes: a budget is kept to the end.
-        keeps_budget = self.budget is not None and settings.reopens
-        acts = keeps_budget or (settings.closes and epoch < settings.num_steps)
         plan = AllocationPlan()
         if acts:
-            self._averages.check()
-            plan = self._act(epoch, reopens=settings.reopens)
+            self._loop.check()
+            if last_epoch < 0 < epoch and any(count_slots(self.model).values()):
+                warn(
+                    f"the first `epoch` is {epoch}, and slots have been closed or moved before: to "
+                    "resume, call allocator.load_state_dict, too."
+                )
+            plan = self._act(acting, reopens=settings.reopens)
+            self._loop.after_step()
         self.state = replace(self.state, last_epoch=epoch)
         cost = self.budget.describe() if self.budget is not None and acts else ""
         return AllocationReport(epoch, plan, cost=cost, is_over=settings.closes and not acts)
@@ -227,7 +271,7 @@ class ChannelAllocator:
         """
         if not isinstance(plan, AllocationPlan):
             raise TypeError(f"`plan` must be an AllocationPlan, got {type(plan).__name__}.")
-        self._replicas.apply(plan)
+        self._carry_out(plan)
         self.state = self.state.after(plan, self.last_epoch)
 
     def replay(self, log: Log) -> list[AllocationReport]:
@@ -257,7 +301,7 @@ class ChannelAllocator:
             epoch 0: 1 slot de-allocated, 0 re-allocated in 1 layer
         """
         reports = read_log(log)
-        self._replicas.apply(*(report.plan for report in reports))
+        self._carry_out(*(report.plan for report in reports))
         for report in reports:
             epoch = max(self.last_epoch, -1 if report.epoch is None else report.epoch)
             self.state = replace(self.state, last_epoch=epoch).after(report.plan, epoch)
@@ -290,15 +334,27 @@ class ChannelAllocator:
         """Decide, agree and act. If any of it fails, no random numbers are used up either."""
         with num_threads(1):
             plan, state = agree(
-                lambda: decide(
-                    self.settings, self.state, self.model, self.layers, epoch,
-                    closes=closes, reopens=reopens, budget=self.budget,
-                ),
+                lambda: self._decide(epoch, closes=closes, reopens=reopens),
                 next(self.model.parameters()).device,
             )  # fmt: skip
-            self._replicas.apply(plan)
+            self._carry_out(plan)
         self.state = state
         return plan
+
+    def _carry_out(self, *plans: AllocationPlan) -> None:
+        self._loop.before_change()
+        self._replicas.apply(*plans)
+        self._loop.after_change()
+
+    def _decide(
+        self, epoch: int | None, *, closes: bool, reopens: bool
+    ) -> tuple[AllocationPlan, AllocatorState]:
+        if self._replicas.optimizers:
+            check_owns(self._replicas.optimizers, self.layers)
+        return decide(
+            self.settings, self.state, self.model, self.layers, epoch,
+            closes=closes, reopens=reopens, budget=self.budget,
+        )  # fmt: skip
 
     def _tabulate(self, gammas: Iterable[float], known: Mapping[str, SelectConvNd]) -> GammaTable:
         """Count what the next step would close at each gamma, in layers that know their mean."""

@@ -218,10 +218,11 @@ class Budget:
         if not settings.reopens or is_last:
             plans = self._close(queue, budget)
             reached = self._count(plans) if is_last else self.target
-            if abs(reached - self.target) > TOLERANCE * self.target:
+            if reached > (1 + TOLERANCE) * self.target:
                 warn(
                     f"`{self.name}` {self.fraction:g} was not met: {reached / self.dense:.3f} of "
-                    "the dense model's cost is the closest that closing whole slots allows."
+                    "the dense model's cost is the closest that closing whole slots, of layers "
+                    "that are not frozen, allows."
                 )
             return plans
         # Room for what is re-opened: closed for the next epoch's fall as well.
@@ -231,7 +232,7 @@ class Budget:
         plans = {
             name: layers[name].plan(
                 closed=plan.closed,
-                rule=settings.rule if layers[name].weight.requires_grad else None,
+                rule=settings.rule,
                 damage=settings.damage,
                 generator=generator,
             )

@@ -6,6 +6,7 @@ the slots are closed over a training, and gamma is solved for at each step.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -48,7 +49,7 @@ def decide(
         settings: the allocator's.
         state: what its steps have left.
         model: without wrappers.
-        layers: those of its selective layers to decide for.
+        layers: those of its selective layers to decide for; frozen ones are left out.
         epoch: of the step; None: on demand.
         closes: whether to close slots.
         reopens: whether to re-open slots.
@@ -57,12 +58,14 @@ def decide(
     Raises:
         AllocationError, MeanSourceError: as `ChannelAllocator.step`.
     """
+    # Closing a slot of a frozen conv would change what it computes, and nothing would mend it.
+    layers = {name: layer for name, layer in layers.items() if not layer.is_frozen}
     layers = _reached(layers, is_first=state.last_epoch < 0)
     _check_layers(model, layers)
     generator = state.make_generator()
     now = state.last_epoch if epoch is None else epoch
     protected = state.protected(now, settings.grace)
-    if budget is not None and epoch is not None:
+    if budget is not None and epoch is not None and layers:
         plans = budget.plan(layers, epoch, protected, generator)
     else:
         rule = settings.rule if reopens else None
@@ -75,7 +78,7 @@ def decide(
             with naming(name):
                 plans[name] = layer.plan(
                     gamma=gammas[name],
-                    rule=rule if layer.weight.requires_grad else None,  # frozen: cannot learn
+                    rule=rule,
                     damage=settings.damage,
                     protected=protected.get(name),
                     generator=generator,
@@ -105,11 +108,17 @@ def _reached(layers: Mapping[str, SelectConvNd], *, is_first: bool) -> Mapping[s
 
 
 def _check_layers(model: nn.Module, layers: Mapping[str, SelectConvNd]) -> None:
-    """Refuse weights that are recomputed, and batch norms that were taken out of the model."""
+    """Refuse weights that are recomputed or shared, and batch norms that are not in the model."""
     modules = set(model.modules())
+    owners = Counter(id(p) for module in modules for p in module._parameters.values())
     for name, layer in layers.items():
         with naming(name):
             layer.check_owns_weight()
+        if owners[id(layer.weight)] > 1:
+            raise AllocationError(
+                f"`{name}`: another module has the same weight, whose slots would change with "
+                "this layer's: tie weights before sc.convert, which leaves them plain."
+            )
         for bn in () if layer.mean_source is None else layer.mean_source.batch_norms():
             # Another module with the same tensors (SyncBatchNorm's conversion) is as good.
             own = bn.running_mean if bn.weight is None else bn.weight
@@ -151,7 +160,7 @@ def solve_gammas(
     shared = {
         name: layer
         for name, layer in layers.items()
-        if not settings.reopens or (layer.shift is not None and layer.weight.requires_grad)
+        if not settings.reopens or layer.shift is not None
     }
     gammas = dict.fromkeys(layers, CLOSE_ONLY)
     if shared:

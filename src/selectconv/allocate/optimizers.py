@@ -1,6 +1,6 @@
 """What an optimizer is given, and what it remembers of slots, cleared when one is re-opened."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -62,16 +62,34 @@ def param_groups(
     return [group for group in (others, shifts) if group["params"]]
 
 
-def check_owns(optimizer: torch.optim.Optimizer, layers: Mapping[str, SelectConvNd]) -> None:
-    """Check that an optimizer trains what the layers learn.
+def as_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that were given: none, one or a list, taken out of their wrappers.
 
     Raises:
-        TypeError: it is not an optimizer.
-        AllocationError: it does not own all of their weights and shifts.
+        TypeError: one of them is not an optimizer.
     """
-    if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "state"):
-        raise TypeError(f"`optimizer` must be a torch optimizer, got {type(optimizer).__name__}.")
-    owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    given = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
+    optimizers = []
+    for one in given if optimizer is not None else ():
+        inner = getattr(one, "optimizer", None)  # of Accelerate's and Lightning's wrappers
+        optimizers.append(inner if isinstance(inner, torch.optim.Optimizer) else one)
+        if not hasattr(optimizers[-1], "param_groups") or not hasattr(optimizers[-1], "state"):
+            raise TypeError(
+                "`optimizer` must be a torch optimizer or a list of them, got "
+                f"{type(one).__name__}."
+            )
+    return optimizers
+
+
+def check_owns(
+    optimizers: Iterable[torch.optim.Optimizer], layers: Mapping[str, SelectConvNd]
+) -> None:
+    """Check that optimizers train what the layers learn.
+
+    Raises:
+        AllocationError: they do not own all of their weights and shifts.
+    """
+    owned = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
     missing = [
         f"{name}.{kind}"
         for name, layer in layers.items()
@@ -81,8 +99,8 @@ def check_owns(optimizer: torch.optim.Optimizer, layers: Mapping[str, SelectConv
     if missing:
         raise AllocationError(
             f"`optimizer` does not own {counted(len(missing), 'parameter')} of the model's "
-            f"selective layers, the first {missing[0]!r}: build it after sc.convert, from "
-            "sc.param_groups(model)."
+            f"selective layers, the first {missing[0]!r}: build it after sc.convert and "
+            "load_state_dict(assign=True), from sc.param_groups(model); or freeze the layers."
         )
 
 
@@ -128,36 +146,35 @@ def spare_shifts(optimizer: torch.optim.Optimizer, layers: Mapping[str, SelectCo
         warn("`optimizer` decays shifts like weights, to nothing: build it from sc.param_groups.")
 
 
-def decays(optimizer: torch.optim.Optimizer, layers: Mapping[str, SelectConvNd]) -> bool:
-    """Return whether an optimizer decays the weights of any layer, as far as its groups tell."""
+def decays(optimizers: Iterable[torch.optim.Optimizer], layers: Mapping[str, SelectConvNd]) -> bool:
+    """Return whether optimizers decay the weights of any layer, as far as their groups tell."""
     weights = {id(layer.weight) for layer in layers.values()}
     return any(
         group.get("weight_decay", None) != 0
-        for group in optimizer.param_groups
+        for one in optimizers
+        for group in one.param_groups
         if any(id(parameter) in weights for parameter in group["params"])
     )
 
 
 def state_of_slots(
-    optimizer: torch.optim.Optimizer | None, layer: SelectConvNd
+    optimizers: Iterable[torch.optim.Optimizer], layer: SelectConvNd
 ) -> Iterator[Tensor]:
     """Yield what holds something of each slot: per-element state and pending gradients.
 
     Raises:
-        AllocationError: the optimizer keeps state that cannot be cleared for a slot: of another
+        AllocationError: an optimizer keeps state that cannot be cleared for a slot: of another
             shape, of all parameters together, or a step size, without which nothing would move.
     """
-    refused = type(optimizer).__name__
-    if isinstance(optimizer, torch.optim.LBFGS | torch.optim.Rprop):
-        raise AllocationError(f"{refused} keeps state {_UNFIT}")
-    for parameter in (layer.weight, layer.shift):
-        if parameter is None:
-            continue
-        if parameter.grad is not None:
-            yield parameter.grad
-        state = {} if optimizer is None else optimizer.state.get(parameter, {})
-        for key, value in state.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape:
-                yield value
-            elif any(isinstance(leaf, Tensor) and leaf.numel() > 1 for leaf in tree_leaves(value)):
-                raise AllocationError(f"{refused} keeps its state {key!r} in a shape {_UNFIT}")
+    parameters = [p for p in (layer.weight, layer.shift) if p is not None]
+    yield from (p.grad for p in parameters if p.grad is not None)
+    for optimizer in optimizers:
+        refused = type(optimizer).__name__
+        if isinstance(optimizer, torch.optim.LBFGS | torch.optim.Rprop):
+            raise AllocationError(f"{refused} keeps state {_UNFIT}")
+        for parameter in parameters:
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    yield value
+                elif any(isinstance(x, Tensor) and x.numel() > 1 for x in tree_leaves(value)):
+                    raise AllocationError(f"{refused} keeps its state {key!r} in a shape {_UNFIT}")

@@ -1,22 +1,24 @@
 """A model, its followers and its optimizer: all of them get the same plan, or none does."""
 
 from collections.abc import Iterable, Sequence
-from weakref import WeakSet, ref
+from typing import Any
 
 import torch
 from torch import nn
 
 from selectconv.allocate.agreement import agree, in_process_group
-from selectconv.allocate.optimizers import check_owns, state_of_slots
-from selectconv.checks import warn
+from selectconv.allocate.optimizers import (
+    as_optimizers,
+    check_owns,
+    spare_shifts,
+    state_of_slots,
+)
 from selectconv.core.allocation import draw_shift
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import allocation_of, selective_layers, unwrap
 from selectconv.core.plan import AllocationPlan
-from selectconv.core.slots import living_layers, write_slots
+from selectconv.core.slots import write_slots
 from selectconv.errors import AllocationError, naming
-
-_looked_after: WeakSet[SelectConvNd] = WeakSet()  # by any allocator, as its model's or a follower's
 
 
 class Replicas:
@@ -24,12 +26,14 @@ class Replicas:
 
     Args:
         model: the model that is trained, without wrappers.
-        optimizer: what trains it, or None.
+        optimizer: what trains it: an optimizer, a list of them, or None.
         followers: copies of the model, such as an average of its weights.
 
     Attributes:
         layers: the model's selective layers by name.
         followers: those of each follower.
+        optimizers: those that train selective layers.
+        optimizer_steps: how many steps they have taken.
 
     Raises:
         TypeError: `optimizer` is not an optimizer, or `followers` are not models.
@@ -40,21 +44,39 @@ class Replicas:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | None,
+        optimizer: Any,
         followers: Sequence[nn.Module],
     ) -> None:
-        self.optimizer = optimizer
         self.layers = selective_layers(model)
         for name, layer in self.layers.items():
             with naming(name):
                 layer.check_owns_weight()
-        if optimizer is not None:
-            check_owns(optimizer, self.layers)
+        self.optimizer_steps = 0
+        self.train_with(optimizer)
         if not isinstance(followers, Sequence) or not all(
             isinstance(follower, nn.Module) for follower in followers
         ):
             raise TypeError(f"`followers` must be a list of models, got {followers!r:.60}.")
         self.followers = [self._layers_of(follower) for follower in followers]
+
+    def train_with(self, optimizer: Any) -> None:
+        """Take the optimizer that trains the model, a list of them, or None."""
+        given = as_optimizers(optimizer)
+        if given:
+            check_owns(given, self.layers)
+        own = {id(p) for layer in self.layers.values() for p in layer.parameters()}
+        self.optimizers = [
+            one
+            for one in given
+            if any(id(p) in own for group in one.param_groups for p in group["params"])
+        ]
+        for one in self.optimizers:
+            spare_shifts(one, self.layers)
+            if isinstance(one, torch.optim.Optimizer):
+                one.register_step_post_hook(self._count_step)
+
+    def _count_step(self, *_: Any) -> None:
+        self.optimizer_steps += 1
 
     def broadcast(self) -> None:
         """Give every rank the allocation and the shifts of rank 0, whatever it had before."""
@@ -75,7 +97,7 @@ class Replicas:
         self.broadcast()  # rank 0 alone may have loaded a model
         has_shifts = any(bool(layer.shifted.any()) for layer in self.layers.values())
         for name, layer in self.layers.items():
-            if layer.shift is not None and not has_shifts:
+            if layer.shift is not None and not layer.is_frozen and not has_shifts:
                 slots, axes = layer.shift.shape
                 drawn = draw_shift(slots, axes, max_shift, generator)
                 for own in self._all(name):
@@ -98,7 +120,7 @@ class Replicas:
                 for layer in self._all(name):
                     layer.carry_out(layer_plan)
                 if len(layer_plan.opened):
-                    for tensor in state_of_slots(self.optimizer, self.layers[name]):
+                    for tensor in state_of_slots(self.optimizers, self.layers[name]):
                         write_slots(tensor, self.layers[name].groups, layer_plan.opened)
 
     def _all(self, name: str) -> list[SelectConvNd]:
@@ -119,7 +141,7 @@ class Replicas:
                     layer.check_owns_weight()
                     layer_plan.check(gate, len(layer.kernel_size), can_open=layer.shift is not None)
                     if len(layer_plan.opened):
-                        list(state_of_slots(self.optimizer, layer))
+                        list(state_of_slots(self.optimizers, layer))
                 gate[layer_plan.closed] = False
                 gate[layer_plan.opened] = True
 
@@ -131,9 +153,16 @@ class Replicas:
                 for buffer in ("gate", "index", "shifted"):
                     its = getattr(layer, buffer).to(own.gate.device)
                     if not torch.equal(its, getattr(own, buffer)):
+                        is_fresh = bool(layer.gate.all()) and not bool(layer.moved.any())
                         raise AllocationError(
-                            f"`{name}`: the `{buffer}` of a follower differs from the model's: an "
-                            "average must not change the allocation (timm: use ModelEmaV3)."
+                            f"`{name}`: the `{buffer}` of a follower differs from the model's: "
+                            + (
+                                "the follower was restored without its state: load its own "
+                                "state_dict, or the model's."
+                                if is_fresh
+                                else "an average must not change the allocation (timm: use "
+                                "ModelEmaV3)."
+                            )
                         )
 
     def _layers_of(self, follower: nn.Module) -> dict[str, SelectConvNd]:
@@ -155,42 +184,3 @@ class Replicas:
                 f"they differ at {min(own ^ its)[0]!r}."
             )
         return layers
-
-
-class UnnamedAverages:
-    """Notices an average of the weights that is not among an allocator's followers.
-
-    An average is a copy of the model whose weights change although it has no gradients and has
-    loaded nothing. One layer speaks for all; its copies by `copy.deepcopy` have its `family`.
-
-    Args:
-        replicas: the model and its followers.
-    """
-
-    def __init__(self, replicas: Replicas) -> None:
-        for layers in (replicas.layers, *replicas.followers):
-            _looked_after.update(layers.values())
-        trained = (layer for layer in replicas.layers.values() if layer.weight.requires_grad)
-        self._own = next(trained, None)
-        self._seen = self._look()
-
-    def check(self) -> None:
-        """Warn, once, if a copy has changed since the last check."""
-        before, self._seen = self._seen, self._look()
-        if any(before.get(key, total) != total for key, total in self._seen.items()):
-            self._own = None
-            warn(
-                "a copy of the model has changed since the last step, and is not among "
-                "`followers`: if it is an average of the weights, pass it as followers=[copy]. "
-                "Without that it keeps averaging weights of channels that are no longer read."
-            )
-
-    def _look(self) -> dict[tuple[ref[SelectConvNd], int], float]:
-        """Return the sums of the copies' weights, by copy and number of states it has loaded."""
-        own = self._own
-        return {
-            (ref(layer), layer.num_loads): float(layer.weight.detach().double().sum())
-            for layer in list(living_layers)
-            if own is not None and layer.family == own.family and layer not in _looked_after
-            if layer.weight.grad is None and not layer.weight.is_meta
-        }

@@ -8,6 +8,8 @@ from selectconv.core.layer import SelectConvNd
 # torch's two generations of FSDP; to import them takes long.
 _SHARDED = {"FSDPModule", "FullyShardedDataParallel"}
 PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+# Averages of the weights: torch's, and timm's by name.
+_AVERAGES = {"AveragedModel", "ModelEmaV2", "ModelEmaV3"}
 
 
 def selective_layers(model: nn.Module) -> dict[str, SelectConvNd]:
@@ -42,8 +44,8 @@ def unwrap(model: nn.Module) -> nn.Module:
         TypeError: `model` is not a module, or one that is scripted or sharded.
     """
     model = unwrap_compiled(model)
-    while isinstance(model, (*PARALLEL, torch.optim.swa_utils.AveragedModel)):
-        model = unwrap_compiled(model.module)
+    while isinstance(model, PARALLEL) or _is_a(model, _AVERAGES):
+        model = unwrap_compiled(model.get_submodule("module"))
     return model
 
 
@@ -61,10 +63,15 @@ def unwrap_compiled(model: nn.Module) -> nn.Module:
             "`model` is scripted or traced by torch.jit, which hides its layers: give the module "
             "that it was made from."
         )
-    if any(_SHARDED & {kind.__name__ for kind in type(m).__mro__} for m in model.modules()):
+    if any(_is_a(module, _SHARDED) for module in model.modules()):
         raise TypeError(
             "`model` is sharded by FSDP, which is not supported: the damage of closing a slot "
             "needs whole weights. Give the model as it was before, and train it with "
             "DistributedDataParallel."
         )
     return model
+
+
+def _is_a(module: nn.Module, names: set[str]) -> bool:
+    """Return whether a module is of a class with one of these names, or of a subclass."""
+    return not names.isdisjoint(kind.__name__ for kind in type(module).__mro__)

@@ -2,14 +2,14 @@
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from selectconv.core.mean_source import MeanSource
-from selectconv.errors import AllocationError
+from selectconv.errors import AllocationError, ExportError
 
 new_family = itertools.count().__next__
 living_layers: WeakSet[Any] = WeakSet()
@@ -17,7 +17,7 @@ living_layers: WeakSet[Any] = WeakSet()
 
 
 class SlottedConv(nn.modules.conv._ConvNd):
-    """What a selective layer holds, declared and nothing else: `SelectConvNd` is the layer.
+    """What a selective layer holds, declared; `SelectConvNd` is the layer.
 
     Attributes:
         gate: (I,) bool buffer, g: the open slots.
@@ -46,6 +46,19 @@ class SlottedConv(nn.modules.conv._ConvNd):
     observed_batches: Tensor
     mean_source: MeanSource | None = None
     _conv_forward: Callable[..., Tensor]  # of nn.Conv1d, nn.Conv2d or nn.Conv3d
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the weight needs no gradient; a recomputed weight is not looked at."""
+        weight = self._parameters.get("weight")
+        return weight is not None and not weight.requires_grad
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Tell `torch.jit.script`, which asks every module, what to do instead."""
+        raise ExportError(
+            "torch.jit.script does not take a model with selective layers: script the plain one "
+            "that sc.compress(model, example_input) returns."
+        )
 
 
 def torch_conv(conv: nn.Module) -> type[nn.Module] | None:

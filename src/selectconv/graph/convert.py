@@ -1,5 +1,6 @@
 """Any CNN in, selective layers swapped in place; and a table of its convs."""
 
+import gc
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
@@ -33,6 +35,7 @@ _SELECTIVE: dict[type[nn.Module] | None, type[SelectConvNd]] = {
 _FIGURES = range(3, 7)  # columns of figures in a description
 
 
+@torch.inference_mode(False)  # what is made there cannot be trained
 def convert(
     model: nn.Module,
     example_input: Any = None,
@@ -87,6 +90,11 @@ def convert(
             f"`model` is wrapped in {type(root).__name__}, which would not see the new parameters: "
             "convert the model itself, then wrap it."
         )
+    if dist.is_available() and dist.is_initialized() and _is_wrapped(root):
+        raise ConversionError(
+            "`model` is part of a DistributedDataParallel, which would not share the new "
+            "parameters between processes: convert the model, then wrap it."
+        )
     check_count("min_channels", min_channels, 1)
     check_choice("realloc", realloc, ("all", "pointwise", "none"))
     if where is not None:
@@ -139,6 +147,16 @@ def convert(
         for child, plain in parent._modules.items():  # a shared conv becomes one shared layer
             parent._modules[child] = layers.get(id(plain), plain)
     return model
+
+
+def _is_wrapped(model: nn.Module) -> bool:
+    """Return whether a living DistributedDataParallel holds a model; it leaves no trace in it."""
+    return any(
+        module is model
+        for held in gc.get_objects()
+        if issubclass(type(held), nn.parallel.DistributedDataParallel)
+        for module in held.modules()
+    )
 
 
 def _reasons_anywhere(conv: _ConvNd, min_channels: int) -> dict[str, bool]:
@@ -293,5 +311,7 @@ def _row(name: str, shape: tuple[int, ...], layer: SelectConvNd) -> ConvRow:
     except MeanSourceError:
         gamma = None
     source = "none: set `mean_source`" if layer.mean_source is None else repr(layer.mean_source)
+    if layer.is_frozen:
+        source += "; frozen: no step touches it"
     num_open, moved = int(layer.gate.sum()), int((layer.moved & layer.gate).sum())
     return ConvRow(name, shape, source, None, num_open, layer.in_channels - num_open, moved, gamma)

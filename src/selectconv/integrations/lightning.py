@@ -3,13 +3,12 @@
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import nn
 
 from selectconv.allocate.allocator import ChannelAllocator
 from selectconv.allocate.report import AllocationReport
 from selectconv.allocate.settings import Settings
-from selectconv.core.models import count_slots, selective_layers
+from selectconv.core.models import count_slots
 from selectconv.errors import AllocationError
 from selectconv.extras import needing
 
@@ -33,7 +32,8 @@ class ChannelAllocation(Callback):
     Args:
         total_epochs: the length of the training. None: the trainer's `max_epochs`.
         log: whether to log the numbers of moved and closed slots.
-        followers: copies of the `LightningModule` that get the same plan.
+        followers: copies of the `LightningModule` that get the same plan. Those of Lightning's
+            callbacks that average weights are found.
         options: the other options of `ChannelAllocator`: gamma, top_k, stop_at, grace, mode, ...
             A target (`target_macs`) counts the `LightningModule`'s own `forward`.
 
@@ -77,9 +77,9 @@ class ChannelAllocation(Callback):
             )
         self.allocator = ChannelAllocator(
             pl_module,
-            _choose_optimizer(trainer.optimizers, pl_module),
+            trainer.optimizers,
             total_epochs=epochs,
-            followers=self.followers,
+            followers=[*self.followers, *_averages(trainer)],
             **self.options,
         )
         if self._restored is not None:
@@ -114,14 +114,7 @@ class ChannelAllocation(Callback):
             self.reports.append(report)
 
 
-def _choose_optimizer(
-    optimizers: list[torch.optim.Optimizer], module: nn.Module
-) -> torch.optim.Optimizer | None:
-    """Choose, of a module's optimizers, the one that trains most of its selective layers."""
-    layers = selective_layers(module).values()
-    own = {id(parameter) for layer in layers for parameter in layer.parameters()}
-    return max(
-        optimizers,
-        key=lambda one: sum(id(p) in own for group in one.param_groups for p in group["params"]),
-        default=None,
-    )
+def _averages(trainer: Any) -> list[nn.Module]:
+    """Return the averages of Lightning's callbacks: WeightAveraging, StochasticWeightAveraging."""
+    averages = (getattr(callback, "_average_model", None) for callback in trainer.callbacks)
+    return [average for average in averages if isinstance(average, nn.Module)]

@@ -16,10 +16,12 @@ def average(ema, model, *, by_data=False):
             (old.data if by_data else old).lerp_(new, 0.5)
 
 
-def train(model):
+def train(model, *, zero=False):
     optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.1, weight_decay=1e-4)
     model(images()[0]).square().mean().backward()
     optimizer.step()
+    if zero:
+        optimizer.zero_grad()
 
 
 def steps(model, allocator, update):
@@ -59,6 +61,7 @@ OTHERS = {
     "no copy": lambda model, other, ema: average(other, model),
     "loaded anew": lambda model, other, ema: other.load_state_dict(model.state_dict()),
     "trained by itself": lambda model, other, ema: train(other),
+    "trained by itself, gradients dropped": lambda model, other, ema: train(other, zero=True),
     "of another allocator": lambda model, other, ema: average(other, model),
     "a follower of another allocator": follow_another,
     "a follower": lambda model, other, ema: average(other, model),

@@ -8,6 +8,7 @@ from torch import nn
 
 import selectconv as sc
 
+pytestmark = pytest.mark.filterwarnings("ignore:`gamma` 1 is above")
 GAMMAS = [0.0, 0.01, 0.1, 0.5, 1.0]
 X = torch.zeros(1, 3, 8, 8)
 

@@ -20,6 +20,7 @@ from selectconv.core.layer import SelectConvNd
 from selectconv.core.mean_source import ObservedMean
 from selectconv.core.plan import AllocationPlan
 from selectconv.errors import AllocationError, naming
+from selectconv.graph.convert import find_stale_sources
 
 SHARE = 0.6  # at most this part is closed and re-opened in a training; some count repeatedly
 CLOSED_SHARE = 0.2  # at most this part is closed in a training where none is re-opened
@@ -62,6 +63,8 @@ def decide(
     layers = {name: layer for name, layer in layers.items() if not layer.is_frozen}
     layers = _reached(layers, is_first=state.last_epoch < 0)
     _check_layers(model, layers)
+    if state.last_epoch < 0:
+        _warn_of_stale_sources(model, layers)
     generator = state.make_generator()
     now = state.last_epoch if epoch is None else epoch
     protected = state.protected(now, settings.grace)
@@ -128,6 +131,20 @@ def _check_layers(model: nn.Module, layers: Mapping[str, SelectConvNd]) -> None:
                     f"`{name}`: its mean source reads a batch norm that is not in the "
                     "model any more: set `mean_source` to BatchNormMean(the new one, act)."
                 )
+
+
+def _warn_of_stale_sources(model: nn.Module, layers: Mapping[str, SelectConvNd]) -> None:
+    """Warn of closed forms that `convert` found, and that do not hold any more."""
+    stale = [
+        f"`{name}` assumes {layers[name].mean_source} (now: {now})"
+        for name, now in find_stale_sources(model).items()
+        if name in layers
+    ]
+    if stale:
+        warn(
+            f"the model has changed since sc.convert: {'; '.join(stale)}. Convert after such "
+            "changes, or set `mean_source` of these layers, such as to sc.ObservedMean()."
+        )
 
 
 def first_epoch(settings: Settings) -> int:

@@ -43,9 +43,14 @@ class MeanSource:
 
 
 class ClosedForm(MeanSource):
-    """A source that computes both moments from what the model holds: by default, from its parts."""
+    """A source that computes both moments from what the model holds: by default, from its parts.
+
+    Attributes:
+        is_found: whether `sc.convert` found it in the model's graph; else it was set by hand.
+    """
 
     num_channels: int
+    is_found = False
 
     def moment(self, power: int) -> Tensor:
         """Compute E[X] or, for a power of 2, E[X^2], (C,), in float64; of parts, on the CPU."""

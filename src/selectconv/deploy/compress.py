@@ -96,9 +96,10 @@ def compress(
 
 def plain_attributes(model: nn.Module) -> dict[str, Any]:
     """Return a model's own attributes that are numbers, strings, or tuples and lists of them."""
-    own = {name: value for name, value in vars(model).items() if name != "training"}
     return {
-        name: value for name, value in own.items() if not name.startswith("_") and _is_plain(value)
+        name: value
+        for name, value in vars(model).items()
+        if not name.startswith("_") and name != "training" and _is_plain(value)
     }
 
 

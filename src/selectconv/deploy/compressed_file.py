@@ -216,11 +216,13 @@ def _rebuild(description: dict[str, Any], tensors: dict[str, Tensor]) -> fx.Grap
             value = tensors[_check_name(target)]
             is_parameter = target in description["parameters"]
             held[target] = nn.Parameter(value, value.is_floating_point()) if is_parameter else value
-        new_args, new_kwargs = tuple(_decode(args, nodes)), _decode(kwargs, nodes)
+        new_args = tuple(_decode(args, nodes))
         if step is getattr and new_args[1] not in _ATTRIBUTES:
             raise ValueError(f"unknown attribute {new_args[1]!r}")
-        named = {_check_name(key): value for key, value in new_kwargs.items()}
-        nodes[name] = graph.create_node(op, step, new_args, named, name)
+        nodes[name] = graph.create_node(
+            op, step, new_args,
+            {_check_name(key): value for key, value in _decode(kwargs, nodes).items()}, name,
+        )  # fmt: skip
     graph.lint()
     module = fx.GraphModule(held, graph, class_name="Compressed")
     keep_attributes(module, _decode(description.get("attributes", {"dict": {}}), nodes))

@@ -12,16 +12,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
+from torch.utils._pytree import tree_map
 
 from selectconv.checks import check_callable, check_choice, check_count, warn
 from selectconv.core.kernels import describe_path
 from selectconv.core.layer import SelectConv1d, SelectConv2d, SelectConv3d, SelectConvNd
-from selectconv.core.mean_source import ObservedMean
+from selectconv.core.mean_source import ClosedForm, ObservedMean
 from selectconv.core.models import PARALLEL, selective_layers, unwrap_compiled
 from selectconv.core.slots import is_patched, torch_conv
 from selectconv.errors import ConversionError, MeanSourceError
 from selectconv.graph.example import as_arguments, evaluating
-from selectconv.graph.input_mean import find_conv_inputs
+from selectconv.graph.input_mean import ConvInput, find_conv_inputs
 from selectconv.tables import counted, text_table
 
 _log = logging.getLogger(__name__)
@@ -146,6 +147,10 @@ def convert(
     for parent in list(root.modules()):
         for child, plain in parent._modules.items():  # a shared conv becomes one shared layer
             parent._modules[child] = layers.get(id(plain), plain)
+    root._selectconv_example = tree_map(  # what tracing decides by
+        lambda value: value if value is None or isinstance(value, bool | str) else ...,
+        (args, kwargs),
+    )
     return model
 
 
@@ -156,6 +161,39 @@ def _is_wrapped(model: nn.Module) -> bool:
         for held in gc.get_objects()
         if issubclass(type(held), nn.parallel.DistributedDataParallel)
         for module in held.modules()
+    )
+
+
+def find_stale_sources(model: nn.Module) -> dict[str, str]:
+    """Trace again what `convert` traced, and find the layers whose closed form no longer holds.
+
+    An activation was replaced or a pool added since, or a batch norm stays in evaluation mode while
+    its conv trains. Sources that were set by hand are trusted.
+
+    Returns:
+        By the layer's name, what the graph shows now. Empty where it cannot be traced any more.
+    """
+    stale = {}
+    for place, root in model.named_modules():
+        if "_selectconv_example" not in vars(root):
+            continue
+        with torch.random.fork_rng([]):
+            shown, _ = find_conv_inputs(root, *vars(root)["_selectconv_example"])
+        for name, layer in selective_layers(root).items() if shown else ():
+            source, now = layer.mean_source, shown.get(id(layer), ConvInput()).source
+            if isinstance(source, ClosedForm) and source.is_found and not _is_same(source, now):
+                stale[f"{place}.{name}".lstrip(".")] = "observed" if now is None else repr(now)
+    return stale
+
+
+def _is_same(source: ClosedForm, other: ClosedForm | None) -> bool:
+    """Return whether two sources read the same batch norms and compute the same."""
+    return (
+        other is not None
+        and [id(bn.weight) for bn in source.batch_norms()]
+        == [id(bn.weight) for bn in other.batch_norms()]
+        and torch.allclose(source.moment(1), other.moment(1), equal_nan=True)
+        and torch.allclose(source.moment(2), other.moment(2), equal_nan=True)
     )
 
 
@@ -285,14 +323,15 @@ def describe(model: nn.Module) -> Description:
         >>> len(rows), rows[0].skipped, rows[1].source
         (37, '3 inputs, fewer than min_channels=8', 'batch norm + relu')
     """
-    rows = []
-    for name, conv in unwrap_compiled(model).named_modules():
+    rows, root = [], unwrap_compiled(model)
+    stale = find_stale_sources(root)
+    for name, conv in root.named_modules():
         if not isinstance(conv, _ConvNd):
             continue
         is_lazy = isinstance(conv.weight, UninitializedParameter)
         shape = () if is_lazy else tuple(conv.weight.shape)
         if isinstance(conv, SelectConvNd):
-            rows.append(_row(name, shape, conv))
+            rows.append(_row(name, shape, conv, stale.get(name)))
             continue
         known = getattr(conv, "_selectconv_skipped", None)
         why = str(known or _first(_reasons_anywhere(conv, _MIN_CHANNELS)) or "not converted")
@@ -304,13 +343,15 @@ def describe(model: nn.Module) -> Description:
     return description
 
 
-def _row(name: str, shape: tuple[int, ...], layer: SelectConvNd) -> ConvRow:
-    """Describe a selective conv."""
+def _row(name: str, shape: tuple[int, ...], layer: SelectConvNd, stale: str | None) -> ConvRow:
+    """Describe a selective conv; `stale`: the source that its model shows now, if another."""
     try:
         gamma = layer.smallest_gamma()
     except MeanSourceError:
         gamma = None
     source = "none: set `mean_source`" if layer.mean_source is None else repr(layer.mean_source)
+    if stale is not None:
+        source += f", which no longer holds (now: {stale})"
     if layer.is_frozen:
         source += "; frozen: no step touches it"
     num_open, moved = int(layer.gate.sum()), int((layer.moved & layer.gate).sum())

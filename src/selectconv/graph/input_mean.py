@@ -28,6 +28,7 @@ from selectconv.core.mean_source import (
     ConstantMean,
     SelectedMean,
 )
+from selectconv.core.models import selective_layers
 from selectconv.graph.operations import (
     ATTRIBUTES,
     IN_PLACE_OPERATORS,
@@ -84,12 +85,13 @@ def find_conv_inputs(
         What the graph shows of the convs that the traced forward reaches, by `id`; and why the
         model could not be traced, or None.
     """
-    bound = signature(model.forward).bind_partial(*args, **kwargs)
-    bound.apply_defaults()
     before = _random_state()
     try:
+        bound = signature(model.forward).bind_partial(*args, **kwargs)
+        bound.apply_defaults()
         # A forward may keep features, count its calls or update statistics: a copy's, here.
-        traced = copy.deepcopy(model, {id(own): own for own in model.parameters()})
+        shared = (*model.parameters(), *selective_layers(model).values())
+        traced = copy.deepcopy(model, {id(own): own for own in shared})
         graph = Tracer(_is_leaf, bound.arguments).trace(traced)
     except Exception as error:  # user code under a tracer can fail in any way; the reason is kept
         return {}, first_line(error)
@@ -109,9 +111,11 @@ def find_conv_inputs(
     for conv, values in calls.items():
         source, is_raw = None, not raw.isdisjoint(values)
         if len(values) == 1 and not is_raw:  # a conv that is called twice has no single input
-            source = _Walk(modules, len(conv.kernel_size)).closed_form(values[0], ())
+            source = _Walk(modules, conv).closed_form(values[0], ())
             if source is not None and source.num_channels != conv.in_channels:
                 source = None
+            elif source is not None:
+                source.is_found = True
         inputs[id(conv)] = ConvInput(source, is_raw)
     return inputs, None
 
@@ -164,12 +168,13 @@ class _Walk:
 
     Args:
         modules: the model's modules by name.
-        axes: the conv's spatial axes.
+        conv: the conv.
     """
 
-    def __init__(self, modules: dict[str, nn.Module], axes: int) -> None:
+    def __init__(self, modules: dict[str, nn.Module], conv: _ConvNd) -> None:
         self.modules = modules
-        self.axes = axes
+        self.axes = len(conv.kernel_size)
+        self.is_training = conv.training
 
     def closed_form(self, node: Any, acts: tuple[Call, ...]) -> ClosedForm | None:
         """Find E of `acts(node)` in closed form.
@@ -183,7 +188,9 @@ class _Walk:
         module, before = module_of(self.modules, node), argument(node)
         family = family_of(node, module)
         if isinstance(module, _BatchNorm) and family is Family.NORM:
-            return _norm_mean(module, acts)
+            # One that stays in evaluation mode normalises by other statistics than its input's.
+            is_fixed = self.is_training and not module.training and module.running_mean is not None
+            return None if is_fixed else _norm_mean(module, acts)
         if family is Family.ACTIVATION:
             act = _activation(node, module)
             return None if act is None else self.closed_form(before, (act, *acts))

@@ -2,6 +2,7 @@
 
 import copy
 import random
+import warnings
 from collections import OrderedDict
 from dataclasses import astuple
 
@@ -565,3 +566,61 @@ def test_a_forward_that_decides_by_chance_is_observed(draw, example):
         sc.convert(model, example)
         assert selective(model) == {"second", "last"}
         assert isinstance(model.last.mean_source, sc.ObservedMean)
+
+
+# What changes after `convert`
+
+
+def silu(model):
+    model.relu = nn.SiLU()
+
+
+def pooled(model):
+    model.relu = nn.Sequential(model.relu, nn.MaxPool2d(2))
+
+
+def frozen_statistics(model):
+    model.norm.eval()
+
+
+def by_hand(model):
+    model.relu, model.eligible.mean_source = nn.SiLU(), sc.BatchNormMean(model.norm, F.relu)
+
+
+def synchronised(model):
+    nn.SyncBatchNorm.convert_sync_batchnorm(model)
+
+
+@pytest.mark.parametrize(
+    ("change", "now"),
+    [
+        (silu, "batch norm + SiLU"),
+        (pooled, "observed"),
+        (frozen_statistics, "observed"),
+        (by_hand, None),
+        (synchronised, None),
+    ],
+)
+@pytest.mark.parametrize("is_part", [False, True])
+def test_a_closed_form_that_no_longer_holds_is_told(change, now, is_part):
+    part = chain(nn.Conv2d(16, 8, 1))
+    sc.convert(part, image(), where=lambda name, conv: name == "eligible")
+    model = nn.ModuleList([part]) if is_part else part  # a detector's backbone
+    change(part)
+    (source,) = (row.source for row in sc.describe(model) if row.name.endswith("eligible"))
+    assert source.partition(" (now: ")[2].rstrip(")") == (now or "")
+    allocator = sc.ChannelAllocator(model, total_epochs=9)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        allocator.step(0)
+        allocator.step(1)
+    stale = [str(one.message) for one in told if "sc.convert" in str(one.message)]
+    assert [now in words for words in stale] == [True] * (now is not None)
+
+
+def test_a_batch_norm_that_stays_in_evaluation_mode_gives_no_closed_form():
+    model = chain(nn.Conv2d(16, 8, 1))
+    model.norm.eval()
+    assert type(sc.convert(model).eligible.mean_source) is sc.ObservedMean
+    model = sc.convert(chain(nn.Conv2d(16, 8, 1)).eval())  # but a model that evaluates as a whole
+    assert type(model.eligible.mean_source) is sc.BatchNormMean

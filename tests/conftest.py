@@ -1,11 +1,15 @@
 """Settings of the whole suite: every test starts from the same state and leaves it as it was."""
 
+import importlib
 import os
 import signal
+from contextlib import suppress
 from unittest.mock import patch
 
 # oneDNN picks AMX kernels for bfloat16 that die on some machines; set before its first operation.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+# Triton's own library must be interpreted too, where it is installed; torchvision imports it.
+os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 import torch
@@ -15,6 +19,9 @@ from hypothesis import HealthCheck, settings
 import torchvision_shim
 
 torchvision_shim.install()
+with suppress(ImportError):
+    importlib.import_module("triton")
+del os.environ["TRITON_INTERPRET"]  # its tests switch it on, and all others run the C kernel
 settings.register_profile(
     "default",
     derandomize=True,

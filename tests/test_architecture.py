@@ -33,21 +33,21 @@ class Room:
 # The wall stands between the library (up to `integrations`) and the laboratory, `lab/`.
 ROOMS = {
     "root": Room(0, 220, 5),
-    "core": Room(1, 1499, 11),
+    "core": Room(1, 1501, 11),
     "graph": Room(2, 1002, 4),
-    "deploy": Room(3, 880, 4),
+    "deploy": Room(3, 881, 4),
     "allocate": Room(4, 1014, 4),
     "integrations": Room(5, 172, 0),
     "zoo": Room(6, 440, 6),
     "data": Room(6, 787, 4),
-    "train": Room(7, 1049, 7),
+    "train": Room(7, 1050, 7),
     "bench": Room(8, 260, 5),
-    "reproduce": Room(8, 225, 4),
+    "reproduce": Room(8, 235, 4),
     "report": Room(9, 830, 2),
     "cli": Room(10, 723, 0),
 }
-MOST_STATEMENTS, MOST_FUNCTIONS = 9092, 841
-MOST_IN_TESTS = 11_141
+MOST_STATEMENTS, MOST_FUNCTIONS = 9106, 843
+MOST_IN_TESTS = 11_282
 # soak/, benchmarks/, results/, examples/ and docs/: no place to hide statements.
 MOST_BESIDE = 2955
 MOST_LINES, LONGEST_FUNCTION = 400, 50  # of a file; of a function, without its docstring

@@ -56,8 +56,6 @@ FILLED = {
     "DIR": "runs/first",
     "NAME": "densenet40-cifar10-plain-20",
     "HOST": "localhost",
-    "$method": "select",
-    "$seed": "0",
 }
 
 
@@ -71,7 +69,7 @@ def read_commands():
         prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
         found += re.findall(r"`((?:selectconv|python|torchrun|make|pip) [^`\n]+)`", prose)
     commands = [shlex.split(line, comments=True) for line in found]
-    return {" ".join(c): c for c in commands if c and c[0] not in ("for", "done")}
+    return {" ".join(c): c for c in commands if c}
 
 
 COMMANDS = read_commands()

@@ -111,12 +111,10 @@ class BatchNormMean(ClosedForm):
     @torch.no_grad()
     def moment(self, power: int) -> Tensor:
         """Compute E[act(N)^power], (C,), of the normal distribution N that the batch norm makes."""
-        if self.bn.weight is None:  # affine=False
-            here = "cpu" if self.bn.running_mean is None else self.bn.running_mean.device
-            beta = torch.zeros(self.num_channels, device=here)
-            gamma = beta + 1
-        else:
-            beta, gamma = self.bn.bias.detach(), self.bn.weight.detach()
+        bn, none = self.bn, torch.zeros(self.num_channels)
+        like = next((one for one in (bn.weight, bn.running_mean) if one is not None), none)
+        gamma = torch.ones_like(like) if bn.weight is None else bn.weight.detach()  # affine=False
+        beta = torch.zeros_like(like) if bn.bias is None else bn.bias.detach()  # from torch 2.13
         device = "cpu" if beta.device.type == "mps" else beta.device  # MPS has no float64
         beta, gamma = (parameter.to(device, torch.float64) for parameter in (beta, gamma))
         return expected_power(beta, gamma, self.act, power)

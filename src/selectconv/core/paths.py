@@ -1,8 +1,8 @@
 """How forward passes compute: a summary of the allocation, and which path is the cheapest.
 
 path        when                                                    convolves
-every slot  the allocation's values cannot be read, or a GPU would  all slots, weights of
-            wait for it: compiled models, torch.func, Triton        closed ones zero
+every slot  the allocation's values cannot be read, or the host     all slots, weights of
+            would wait for them: compiled models, torch.func, GPUs  closed ones zero
 open        a kernel runs and slots are rerouted or many closed,    the open slots alone
             unless copying weights costs more
 whole       otherwise                                               all slots, zeros for closed
@@ -25,7 +25,7 @@ from selectconv.core import kernels
 from selectconv.core.kernels import Kernel, Reroute, is_watched
 from selectconv.core.kernels.kernel import Grads, Operation, differentiable
 from selectconv.core.mean_source import ObservedMean
-from selectconv.core.shift import is_readable, mask_channels, reroute
+from selectconv.core.shift import is_near, mask_channels, reroute
 from selectconv.core.slots import SlottedConv, mask_weight
 
 # What copying one number costs, in multiply-adds of a conv, forward and backward.
@@ -38,7 +38,7 @@ class SlotSummary:
 
     Attributes:
         addresses: where the buffers' memory is.
-        arrays: that memory or, of buffers on another device, a copy.
+        arrays: that memory.
         content: the buffers' bytes.
         closed: how many slots are closed.
         rerouted: how many read anything but their own channel as it is.
@@ -65,15 +65,15 @@ _summaries: WeakKeyDictionary[SlottedConv, SlotSummary] = WeakKeyDictionary()
 def summarize(layer: SlottedConv) -> SlotSummary:
     """Summarize a layer's allocation; the last summary holds while the buffers hold its bytes.
 
-    It is called in every forward, so it works with numpy, not torch.
+    The layer is on the CPU. This is called in every forward, so it works with numpy, not torch.
     """
     last = _summaries.get(layer)
     tensors = [cast(Tensor, layer._buffers[name]) for name in ("gate", "shifted", "index")]
     addresses = [tensor.data_ptr() for tensor in tensors]
-    if last is not None and last.addresses == addresses and tensors[0].is_cpu:
+    if last is not None and last.addresses == addresses:
         arrays = last.arrays  # to make them anew takes longer
     else:
-        arrays = [tensor.cpu().numpy() for tensor in tensors]
+        arrays = [tensor.numpy() for tensor in tensors]
     # Contents are compared, since a write in place is not always counted by torch.
     content = [array.tobytes() for array in arrays]
     if last is None or last.content != content or last.arrays is not arrays:
@@ -112,7 +112,7 @@ def prepare(layer: SlottedConv, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return what to convolve, and with which weight, on one of the paths; `x` is (N, I, ...)."""
     kernel = _find_kernel(layer, x)
     # A kernel serves only what can be read.
-    if not (is_readable(layer.gate) if kernel is None else kernel.reads_allocation):
+    if not (is_near(layer.gate) if kernel is None else kernel.reads_allocation):
         return reroute_slots(layer, x, kernel), mask_weight(layer)
     slots = summarize(layer)
     if kernel is not None and _leaves_out_closed(layer, x, slots):
@@ -134,9 +134,9 @@ def convolve_norm_relu(layer: SlottedConv, x: Tensor, norm: nn.Module) -> Tensor
     for a fresh layer, which must match plain modules to the last bit.
     """
     if (
-        not isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
+        not isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d))  # torch 2.9 cannot compile A | B
         or type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d)  # a subclass may compute otherwise
-        or norm.weight is None
+        or norm.bias is None
         or norm.weight.dtype != torch.float32
         or x.ndim != layer.weight.ndim
         or not is_input(layer, x)

@@ -98,7 +98,7 @@ def reroute(x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | No
     taken = _take_channels(x, index)
     if shift is None or shifted is None:
         return taken
-    if not is_readable(shifted):
+    if not is_near(shifted):
         # One graph for every allocation: what is not shifted is shifted by zero, the identity.
         return shift_channels(taken, torch.where(shifted[:, None], shift, 0.0))
     slots = shifted.nonzero().flatten()
@@ -120,6 +120,11 @@ def is_readable(tensor: Tensor) -> bool:
         or type(tensor) not in (Tensor, torch.nn.Parameter)
         or torch._C._are_functorch_transforms_active()
     )
+
+
+def is_near(tensor: Tensor) -> bool:
+    """Return whether Python can read a tensor's values without waiting for a device."""
+    return tensor.is_cpu and is_readable(tensor)
 
 
 def shift_channels(x: Tensor, b: Tensor) -> Tensor:

@@ -178,16 +178,21 @@ def _describe(module: fx.GraphModule) -> dict[str, Any]:
 
 
 def _describe_module(name: str, module: nn.Module) -> list[Any]:
-    """Describe a module by its class and the arguments with which it is made again."""
+    """Describe a module by its class and the arguments with which it is made again.
+
+    Defaults are left out: another version of torch may not know these arguments.
+    """
     kind = type(module).__name__
     if _MODULES.get(kind) is not type(module):
         raise _unknown(f"module `{name}` of type {kind}")
     settings = {}
-    for key in inspect.signature(type(module)).parameters:
-        if key == "bias":
-            settings[key] = module.bias is not None
-        elif hasattr(module, key):  # device, dtype and PReLU's first weights are in the weights
-            settings[key] = getattr(module, key)
+    for key, argument in inspect.signature(type(module)).parameters.items():
+        # device, dtype and PReLU's first weights are in the weights
+        value = getattr(module, key, argument.default)
+        if key == "bias":  # without a weight the argument says nothing
+            value = module.bias is not None or module.weight is None
+        if value != argument.default:
+            settings[key] = value
     return [kind, _encode(settings)]
 
 

@@ -7,15 +7,18 @@ import pickle
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import selectconv as sc
 from oracles_allocation import naive_scores, naive_select, top_candidates
 from oracles_formulas import naive_ecdm, naive_rms_damage
+from scrambled import scramble
 from selectconv import AllocationError, BatchNormMean, ConstantMean, MeanSourceError, ObservedMean
 from selectconv.core.allocation import ReallocRule
 from selectconv.core.plan import LayerPlan
 from selectconv.core.slots import mask_weight
+from tiny_models import conv_net, dense_net, images, select_layers
 
 # float64, sums of at most some hundred products of order one, taken in another order.
 EXACT = {"rtol": 1e-11, "atol": 1e-11}
@@ -462,6 +465,32 @@ def test_one_compiled_graph_serves_every_allocation(counting_backend):
             torch.testing.assert_close(grad, expected, **EXACT)
     assert counting_backend.frame_count == 1
     assert int(layer.observed_batches) == 2 * len(ALLOCATIONS)
+
+
+# Devices
+
+
+@pytest.mark.parametrize("build", [conv_net, dense_net])
+def test_off_the_cpu_nothing_waits_for_a_value(build, monkeypatch):
+    """Tensors say that they are elsewhere, and what would make the host wait for them fails."""
+    model, (x, labels) = scramble(build()).train(), images()
+    next(iter(select_layers(model).values())).mean_source = ObservedMean()
+    expected = F.cross_entropy(copy.deepcopy(model)(x), labels)
+    optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.1, momentum=0.9)
+
+    def wait(*arguments):
+        raise AssertionError("the host waits for a value")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "is_cpu", False)
+        for way in ("cpu", "item", "nonzero", "numpy", "tolist"):
+            patch.setattr(torch.Tensor, way, wait)
+        for kind in ("bool", "float", "index", "int"):
+            patch.setattr(torch.Tensor, f"__{kind}__", wait)
+        loss = F.cross_entropy(model(x), labels)
+        loss.backward()
+        optimizer.step()
+    torch.testing.assert_close(loss, expected)
 
 
 # Damage

@@ -11,6 +11,7 @@ from torch import nn
 import selectconv as sc
 from selectconv import BatchNormMean, ConcatMean, ConstantMean, ObservedMean, SelectedMean
 from selectconv.core.kernels import simple_path
+from tiny_models import conv_net, images
 
 # float32 running moments of a few batches.
 FLOAT32_TOLERANCE = 1e-5
@@ -75,6 +76,17 @@ def test_a_batch_norm_without_affine_is_standard_normal():
         source = BatchNormMean(bn, torch.relu)
         assert source.mean().tolist() == pytest.approx([1 / math.sqrt(2 * math.pi)] * 3)
         assert source.var().tolist() == pytest.approx([0.5 - 1 / (2 * math.pi)] * 3)
+
+
+def test_a_batch_norm_without_bias_has_mean_zero():
+    net, x = conv_net(), images()[0]
+    net.norm1.bias = net.norm2.bias = None  # as torch 2.13 makes them with `bias=False`
+    source = net.conv1.mean_source
+    expected = net.norm1.weight.detach().double().abs() / math.sqrt(2 * math.pi)
+    torch.testing.assert_close(source.mean(), expected)
+    net.conv1.close([0])
+    plain = F.conv2d(net.conv1.select(net[:3](x)), net.conv1.weight)
+    torch.testing.assert_close(net[:4](x), plain)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import selectconv as sc
+from compat import build_example
 from scrambled import scramble
 from selectconv.deploy.compressed_file import FORMAT, _digest
 from tiny_models import Net, conv_net
@@ -292,6 +293,24 @@ def test_refuses_other_files(tmp_path, file):
     (tmp_path / "cut").write_bytes(file.read_bytes()[:200])
     with pytest.raises(sc.CompressionError, match="cut is not a compressed model"):
         sc.load_compressed(tmp_path / "cut")
+
+
+def test_what_is_torchs_default_is_not_written(tmp_path):
+    """A new argument of torch would keep older versions from reading the file."""
+    sc.save_compressed(sc.compress(build_example()[0], X), tmp_path / "file")
+    written = [settings["dict"] for _, settings in parts(tmp_path / "file")[1]["modules"].values()]
+    assert {"num_features": 8} in written
+    assert {"num_features": 8, "affine": False} in written
+    assert {"num_groups": 2, "num_channels": 4, "affine": False} in written
+    assert not any("inplace" in settings or settings.get("bias") for settings in written)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(FILES.glob("compressed_torch_*")), ids=lambda path: path.stem
+)
+def test_files_of_other_versions_of_torch(path):
+    model, x = build_example()
+    torch.testing.assert_close(sc.load_compressed(path)(x), model(x))
 
 
 def test_a_file_of_an_earlier_commit():

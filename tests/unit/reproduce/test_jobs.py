@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from fake_runs import SETTINGS, seal, write_run
 from selectconv.errors import UsageError
@@ -100,6 +101,20 @@ def test_never_more_runs_at_a_time_than_asked_for(tmp_path, script):
     seen = [int(path.read_text()) for path in (tmp_path / "logs").glob("*.txt")]
     assert len(seen) == 5
     assert max(seen) == 2
+
+
+@pytest.mark.parametrize("visible", [None, "3,7"])
+def test_each_run_has_a_gpu_of_its_own(visible, tmp_path, script, monkeypatch):
+    script("import os, time; print(os.environ['CUDA_VISIBLE_DEVICES']); time.sleep(1)")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    runs = [planned(name) for name in "abcd"]
+    jobs.run_local(runs, tmp_path, 4, lambda name, problem: None)
+    seen = [path.read_text().strip() for path in (tmp_path / "logs").glob("*.txt")]
+    first, second = visible.split(",") if visible else "01"
+    assert sorted(seen) == [first, first, second, second]
 
 
 @pytest.mark.parametrize("listens", [True, False])

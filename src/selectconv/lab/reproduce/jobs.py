@@ -65,17 +65,27 @@ def prepare(run: PlannedRun, out: Path) -> list[str]:
     return [*command, "--config", str(settings), *more]
 
 
-def start(run: PlannedRun, out: Path, threads: int) -> subprocess.Popen[bytes]:
-    """Start a run; what it prints goes to its log. `OMP_NUM_THREADS` overrides the threads."""
+def start(
+    run: PlannedRun, out: Path, threads: int, gpu: str | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a run; what it prints goes to its log. `OMP_NUM_THREADS` overrides the threads.
+
+    Args:
+        run: the run.
+        out: folder of the grid.
+        threads: of the run.
+        gpu: the only GPU that it may see. None: those that this process may.
+    """
     (out / LOGS).mkdir(parents=True, exist_ok=True)
     command = prepare(run, out)
+    own = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
     with (out / LOGS / f"{run.name}.txt").open("ab") as log:
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={"OMP_NUM_THREADS": str(threads), **os.environ},
+            env={"OMP_NUM_THREADS": str(threads), **os.environ, **own},
             preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )
 
@@ -100,8 +110,17 @@ def threads_of(jobs: int) -> int:
     return max(1, (os.cpu_count() or 1) // jobs)
 
 
+def find_gpus() -> list[str]:
+    """Return the GPUs that CUDA sees, by the names that `CUDA_VISIBLE_DEVICES` has for them."""
+    import torch  # takes seconds
+
+    count = torch.cuda.device_count()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",")[:count] if named else [str(number) for number in range(count)]
+
+
 def run_local(runs: Sequence[PlannedRun], out: Path, jobs: int, report: Report) -> None:
-    """Run them all on this machine, `jobs` at a time.
+    """Run them all on this machine, `jobs` at a time, each on the GPU with the fewest runs.
 
     Args:
         runs: what is left to do.
@@ -110,15 +129,18 @@ def run_local(runs: Sequence[PlannedRun], out: Path, jobs: int, report: Report) 
         report: called when a run has ended.
     """
     waiting = list(runs)
-    running: dict[subprocess.Popen[bytes], PlannedRun] = {}
+    gpus = find_gpus()
+    running: dict[subprocess.Popen[bytes], tuple[PlannedRun, str | None]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
                 run = waiting.pop(0)
-                running[start(run, out, threads_of(jobs))] = run
+                taken = [gpu for _, gpu in running.values()]
+                gpu = min(gpus, key=taken.count, default=None)
+                running[start(run, out, threads_of(jobs), gpu)] = (run, gpu)
             time.sleep(_POLL_S)
             for process in [one for one in running if one.poll() is not None]:
-                run = running.pop(process)
+                run, _ = running.pop(process)
                 report(run.name, find_problem(run, out, process.returncode))
     finally:
         # Interrupted runs say so and can be resumed; those that do not listen are ended.

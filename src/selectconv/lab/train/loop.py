@@ -105,13 +105,15 @@ def evaluate(
     if not loaders:
         return {}
     network.eval()
-    sums = torch.zeros(3, dtype=torch.float64)  # loss, wrong answers, images
+    # Loss, wrong answers, images; read at the end, so that nothing waits for a GPU.
+    rows = [torch.zeros(3, device=fabric.device)]
     for loader in loaders:
         for images, labels in display.batches(loader, epoch, "test"):
             logits = network(images).float()
             loss = F.cross_entropy(logits, labels, reduction="sum")
             wrong = (logits.argmax(dim=1) != labels).sum()
-            sums += torch.tensor([float(loss), float(wrong), len(labels)]).double()
+            rows.append(torch.stack([loss, wrong.to(loss), torch.full_like(loss, len(labels))]))
+    sums = torch.stack(rows).cpu().double().sum(0)
     loss, wrong, count = sum_over_ranks(fabric, sums).tolist()
     return {"images": int(count), "error": 100 * wrong / count, "loss": loss / count}
 

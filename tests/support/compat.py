@@ -1,0 +1,133 @@
+"""Try the package with other versions: `make compat`, one environment at a time, then removed.
+
+    python tests/support/compat.py [NAME...]
+
+Each environment gets its torch first, then the wheel with the extra `test` and Triton; pip must
+leave that torch alone. It runs the unit and integration tests, which carry out the commands of
+README and docs, and load the compressed files that the other versions of torch wrote. Then it
+writes such a file itself. docs/versions.md has the outcome; 20 GB of disk are needed for a while.
+"""
+
+import datetime
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "versions.md"
+FILES = Path(__file__).parent / "files"
+# Python, and the versions that pip is held to. All Pythons must be on the PATH.
+ENVIRONMENTS = {
+    "oldest": ("3.11", "constraints-oldest.txt"),
+    "pinned": ("3.11", "constraints.txt"),
+    "newest, Python 3.12": ("3.12", None),
+    "newest": ("3.13", None),
+}
+# Warnings of other packages do not fail the tests here; ours do.
+TESTS = ("-m", "pytest", "-q", "-n", "2", "--timeout", "600", "-p", "no:cacheprovider",
+         "-W", "default", "-W", "error::selectconv.SelectConvWarning",
+         "tests/unit", "tests/integration", "tests/test_docs.py")  # fmt: skip
+SEEN = (
+    "import platform, numpy, torch, triton; print(platform.python_version(), torch.__version__, "
+    "numpy.__version__, triton.__version__)"
+)
+MARK = "<!-- from here: tests/support/compat.py -->"
+HEADER = """\
+| environment | Python | torch | numpy | triton | passed | skipped | failed | warnings | on |
+|---|---|---|---|---|---:|---:|---:|---:|---|"""
+
+
+def build_example():
+    """Build a network of modules whose arguments have changed with torch, and an input for it."""
+    import torch
+    from torch import nn
+
+    layers = [
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1, bias=False),
+        nn.BatchNorm2d(8, affine=False), nn.PReLU(8), nn.GroupNorm(2, 8),
+        nn.Upsample(scale_factor=2), nn.ConvTranspose2d(8, 4, 2), nn.LayerNorm(17, bias=False),
+        nn.AvgPool2d(2), nn.Hardtanh(), nn.GroupNorm(2, 4, affine=False), nn.MaxPool2d(2),
+        nn.Flatten(), nn.RMSNorm(64), nn.Linear(64, 2), nn.GELU("tanh"),
+    ]  # fmt: skip
+    model = nn.Sequential(*layers).eval()
+    with torch.no_grad():
+        for value in model.parameters():
+            value.copy_(torch.linspace(0, value.numel(), value.numel()).sin().view_as(value))
+    return model, torch.linspace(-1, 1, 384).view(2, 3, 8, 8)
+
+
+def write_file() -> None:
+    """Write the example as this version of torch writes it."""
+    import selectconv as sc
+
+    model, x = build_example()
+    release = ".".join(sys.modules["torch"].__version__.split(".")[:2])
+    sc.save_compressed(sc.compress(model, x), FILES / f"compressed_torch_{release}.safetensors")
+
+
+def try_environment(name: str, home: Path) -> list[str]:
+    """Make an environment in a folder and run the tests there; returns its lines of the page."""
+    version, constraints = ENVIRONMENTS[name]
+    subprocess.run([f"python{version}", "-m", "venv", str(home)], check=True)
+    python = str(home / ("Scripts" if os.name == "nt" else "bin") / "python")
+    held = [] if constraints is None else ["--constraint", str(ROOT / constraints)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(home / "cache")}
+
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            [python, *words], cwd=ROOT, env=environment, capture_output=True, text=True
+        )
+        if done.returncode and "pytest" not in words:
+            raise SystemExit(f"{name}: {' '.join(words)} failed:\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    run("-m", "pip", "install", *held, "torch", "hatchling")
+    before = run("-c", "import torch; print(torch.__version__)")
+    run("-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", str(home / "dist"), ".")
+    (wheel,) = (home / "dist").glob("*.whl")
+    run("-m", "pip", "install", *held, f"{wheel}[test]")
+    run("-m", "pip", "install", "triton")  # comes with torch's CUDA builds
+    python_torch_numpy_triton = run("-c", SEEN).split()
+    assert python_torch_numpy_triton[1] == before.strip(), "pip has replaced torch"
+    said = run(*TESTS)
+    (ROOT / "dist").mkdir(exist_ok=True)
+    (ROOT / "dist" / f"compat-{name}.txt").write_text(said, encoding="utf-8")
+    counts = dict.fromkeys(("passed", "skipped", "failed", "error"), "0")
+    counts |= {what: count for count, what in re.findall(r"(\d+) (\w+)", said.splitlines()[-1])}
+    warnings = sorted(set(re.findall(r"(?m)^  \S+:\d+: (\w+Warning: .{0,80})", said)))
+    run(__file__, "--write")
+    failed = str(int(counts["failed"]) + int(counts["error"]))
+    today = datetime.date.today().isoformat()
+    cells = (name, *python_torch_numpy_triton, counts["passed"], counts["skipped"], failed,
+             str(len(warnings)), today)  # fmt: skip
+    return [f"| {' | '.join(cells)} |", *(f"- {name}: {warning}" for warning in warnings)]
+
+
+def update(page: str, name: str, lines: list[str]) -> str:
+    """Return the page with other lines about an environment: a row of the table, and warnings."""
+    text, _, generated = page.partition(f"{MARK}\n")
+    others = [
+        line
+        for line in generated.splitlines()[2:]
+        if line and not line.startswith((f"| {name} |", f"- {name}: "))
+    ]
+    rows, warnings = (sorted(line for line in others + lines if line[0] == first) for first in "|-")
+    return "\n".join([text + MARK, HEADER, *rows, "", *warnings, ""])
+
+
+def main(*names: str) -> None:
+    """Try these environments, or all of them."""
+    if names == ("--write",):
+        return write_file()
+    for name in names or ENVIRONMENTS:
+        with tempfile.TemporaryDirectory(prefix="compat-") as home:
+            lines = try_environment(name, Path(home))
+        PAGE.write_text(update(PAGE.read_text(encoding="utf-8"), name, lines), encoding="utf-8")
+        print(*lines, sep="\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

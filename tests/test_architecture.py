@@ -35,8 +35,8 @@ ROOMS = {
     "root": Room(0, 220, 5),
     "core": Room(1, 1501, 11),
     "graph": Room(2, 1002, 4),
-    "deploy": Room(3, 925, 4),
-    "allocate": Room(4, 1014, 4),
+    "deploy": Room(3, 881, 4),
+    "allocate": Room(4, 1019, 4),
     "integrations": Room(5, 172, 0),
     "zoo": Room(6, 440, 6),
     "data": Room(6, 787, 4),
@@ -46,8 +46,8 @@ ROOMS = {
     "report": Room(9, 830, 2),
     "cli": Room(10, 723, 0),
 }
-MOST_STATEMENTS, MOST_FUNCTIONS = 9152, 849
-MOST_IN_TESTS = 11_320
+MOST_STATEMENTS, MOST_FUNCTIONS = 9111, 842
+MOST_IN_TESTS = 11_637
 # soak/, benchmarks/, results/, examples/ and docs/: no place to hide statements.
 MOST_BESIDE = 2955
 MOST_LINES, LONGEST_FUNCTION = 400, 50  # of a file; of a function, without its docstring

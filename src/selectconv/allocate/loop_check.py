@@ -38,9 +38,9 @@ class LoopCheck:
 
     def check(self) -> None:
         """Look at what has happened since the last step, before the next one."""
-        replicas, speaker = self._replicas, self._speaker()
+        replicas = self._replicas
         self.before_change()
-        if self._has_stepped and speaker is not None:
+        if self._has_stepped and self._stamps:
             has_count = all(isinstance(one, Optimizer) for one in replicas.optimizers)
             is_used = not has_count or replicas.optimizer_steps > self._steps_seen
             if not self._is_changed:
@@ -53,7 +53,7 @@ class LoopCheck:
                     "`optimizer` has not stepped since the last step, but weights have changed: "
                     "if there is a new optimizer, set allocator.optimizer to it."
                 )
-            if _stepped_by.get(speaker) != id(self):
+            if _stepped_by.get(next(iter(replicas.layers.values()))) != id(self):
                 self._warn("another allocator steps the same model: keep one of them.")
         sums, self._sums = self._sums, self._sum_copies()
         if any(sums.get(key, total) != total for key, total in self._sums.items()):
@@ -75,12 +75,7 @@ class LoopCheck:
         """Begin anew: what follows has happened since this step."""
         self._has_stepped, self._is_changed = True, False
         self._steps_seen = self._replicas.optimizer_steps
-        if (speaker := self._speaker()) is not None:
-            _stepped_by[speaker] = id(self)
-
-    def _speaker(self) -> SelectConvNd | None:
-        """Return the layer that speaks for all: the first that is trained."""
-        return next((x for x in self._replicas.layers.values() if not x.is_frozen), None)
+        _stepped_by.update(dict.fromkeys(self._replicas.layers.values(), id(self)))
 
     def _warn(self, message: str) -> None:
         if message not in self._said:
@@ -105,9 +100,11 @@ class LoopCheck:
     def _sum_copies(self) -> dict[tuple[ref[SelectConvNd], int], float]:
         """Return the sums of the weights of copies, by copy and number of states it has loaded.
 
-        One layer speaks for all; its copies by `copy.deepcopy` have its `family`.
+        The first layer that is trained speaks for all; its copies by `copy.deepcopy` have its
+        `family`.
         """
-        sums, own = {}, self._speaker()
+        sums = {}
+        own = next((x for x in self._replicas.layers.values() if not x.is_frozen), None)
         for layer in list(living_layers):
             key, weight = (ref(layer), layer.num_loads), layer._parameters.get("weight")
             if own is None or layer.family != own.family or layer in _left_alone:

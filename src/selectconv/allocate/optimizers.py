@@ -1,6 +1,7 @@
 """What an optimizer is given, and what it remembers of slots, cleared when one is re-opened."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -93,8 +94,10 @@ def check_owns(
     missing = [
         f"{name}.{kind}"
         for name, layer in layers.items()
-        for kind, parameter in (("weight", layer.weight), ("shift", layer.shift))
-        if parameter is not None and parameter.requires_grad and id(parameter) not in owned
+        for kind in ("weight", "shift")
+        if (parameter := layer._parameters.get(kind)) is not None  # and not recomputed
+        and parameter.requires_grad
+        and id(parameter) not in owned
     ]
     if missing:
         raise AllocationError(
@@ -109,14 +112,15 @@ def spare_shifts(optimizer: torch.optim.Optimizer, layers: Mapping[str, SelectCo
 
     It would shrink them to nothing. While such an optimizer steps, its shifts stand in a group of
     their own with the paper's decay. Between steps the groups are as the user made them, so that
-    schedulers and checkpoints see nothing of it. A group of shifts alone is left as it is.
+    schedulers and checkpoints see nothing of it. A group of shifts alone is left as it is, unless
+    it is one of several that decay as weights do: then every parameter has a group.
     """
     shifts = {id(layer.shift) for layer in layers.values()}
     parted: list[tuple[dict[str, Any], list[Tensor], dict[str, Any]]] = []
 
     def part(*_: Any) -> None:
         join()  # a step that failed half-way did not; its copies of settings may be old
-        for group in filter(is_mixed, list(optimizer.param_groups)):
+        for group in [group for group in optimizer.param_groups if is_mixed(group)]:
             both, own = group["params"], [p for p in group["params"] if id(p) in shifts]
             group["params"] = [p for p in both if id(p) not in shifts]
             apart = {**group, "params": own, "weight_decay": SHIFT_WEIGHT_DECAY}
@@ -134,15 +138,19 @@ def spare_shifts(optimizer: torch.optim.Optimizer, layers: Mapping[str, SelectCo
         parted.clear()
 
     def is_mixed(group: dict[str, Any]) -> bool:
-        kinds = {id(parameter) in shifts for parameter in group["params"]}
-        return len(kinds) == 2 and bool((group.get("weight_decay") or 0) > SHIFT_WEIGHT_DECAY)
+        decay, params = group.get("weight_decay") or 0, group["params"]
+        if not decay > SHIFT_WEIGHT_DECAY or shifts.isdisjoint(map(id, params)):
+            return False
+        if not shifts.issuperset(map(id, params)):
+            return True
+        alike = [x["params"] for x in optimizer.param_groups if x.get("weight_decay") == decay]
+        owned = set(map(id, chain(*alike)))
+        return len(owned & shifts) > len(params) and not owned <= shifts
 
-    if not any(map(is_mixed, optimizer.param_groups)):
-        return
-    if isinstance(optimizer, torch.optim.Optimizer):
+    if isinstance(optimizer, torch.optim.Optimizer):  # groups may be added later
         optimizer.register_step_pre_hook(part)
         optimizer.register_step_post_hook(join)
-    else:  # it only looks like one
+    elif any(map(is_mixed, optimizer.param_groups)):  # it only looks like one
         warn("`optimizer` decays shifts like weights, to nothing: build it from sc.param_groups.")
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from selectconv.allocate.agreement import agree, in_process_group
 from selectconv.allocate.optimizers import (
@@ -114,21 +114,21 @@ class Replicas:
         # First of all: a rank that fails a check must not keep others waiting for a later message.
         self.broadcast()
         self._check_followers()
-        self._check(plans)
+        remembered = self._check(plans)
         for plan in plans:
             for name, layer_plan in plan:
                 for layer in self._all(name):
                     layer.carry_out(layer_plan)
-                if len(layer_plan.opened):
-                    for tensor in state_of_slots(self.optimizers, self.layers[name]):
-                        write_slots(tensor, self.layers[name].groups, layer_plan.opened)
+                for tensor in remembered[name] if len(layer_plan.opened) else ():
+                    write_slots(tensor, self.layers[name].groups, layer_plan.opened)
 
     def _all(self, name: str) -> list[SelectConvNd]:
         """Return the model's layer of this name, and those of its followers."""
         return [self.layers[name], *(layers[name] for layers in self.followers)]
 
-    def _check(self, plans: Iterable[AllocationPlan]) -> None:
-        """Check plans that follow each other against the model and what the optimizer remembers."""
+    def _check(self, plans: Iterable[AllocationPlan]) -> dict[str, list[Tensor]]:
+        """Check plans that follow each other; return what is remembered of layers that re-open."""
+        remembered = {}
         gates = {name: layer.gate.cpu().clone() for name, layer in self.layers.items()}
         for plan in plans:
             if unknown := sorted(set(plan.layers) - set(self.layers)):
@@ -141,9 +141,10 @@ class Replicas:
                     layer.check_owns_weight()
                     layer_plan.check(gate, len(layer.kernel_size), can_open=layer.shift is not None)
                     if len(layer_plan.opened):
-                        list(state_of_slots(self.optimizers, layer))
+                        remembered[name] = list(state_of_slots(self.optimizers, layer))
                 gate[layer_plan.closed] = False
                 gate[layer_plan.opened] = True
+        return remembered
 
     def _check_followers(self) -> None:
         """Refuse followers whose allocation was changed by whoever averages them."""
@@ -153,7 +154,8 @@ class Replicas:
                 for buffer in ("gate", "index", "shifted"):
                     its = getattr(layer, buffer).to(own.gate.device)
                     if not torch.equal(its, getattr(own, buffer)):
-                        is_fresh = bool(layer.gate.all()) and not bool(layer.moved.any())
+                        slots = torch.arange(layer.in_channels, device=layer.index.device)
+                        is_fresh = torch.equal(layer.index, slots) and bool(layer.gate.all())
                         raise AllocationError(
                             f"`{name}`: the `{buffer}` of a follower differs from the model's: "
                             + (

@@ -15,6 +15,7 @@ from torch import nn
 from selectconv.allocate.agreement import agree
 from selectconv.allocate.budget import Budget, CostAfter
 from selectconv.allocate.decision import decide
+from selectconv.allocate.filters import Filters
 from selectconv.allocate.loop_check import LoopCheck
 from selectconv.allocate.optimizers import check_owns, decays
 from selectconv.allocate.replicas import Replicas
@@ -61,6 +62,9 @@ class ChannelAllocator:
         target_params: the same for parameters. Give at most one of the two targets.
         example_input: as for `sc.count`; needed for a target, and for the cost in `preview`.
         followers: copies of the model, such as an EMA of its weights, that get the same plan.
+        granularity: what a step closes: "slot", an input channel of one layer (the paper), or
+            "filter", a channel in all its readers at once, so that it vanishes and the compressed
+            model gathers nothing. "filter" goes with `mode="dealloc"` and needs `example_input`.
 
     Raises:
         TypeError, ValueError: an argument is not accepted, or a target cannot be reached.
@@ -95,6 +99,7 @@ class ChannelAllocator:
         target_params: float | None = None,
         example_input: Any = None,
         followers: Sequence[nn.Module] = (),
+        granularity: str = "slot",
     ) -> None:
         self.settings = Settings(
             total_epochs=total_epochs,
@@ -107,6 +112,7 @@ class ChannelAllocator:
             damage=damage,
             target_macs=target_macs,
             target_params=target_params,
+            granularity=granularity,
         )
         self.model = unwrap(model)
         if example_input is not None:
@@ -123,9 +129,14 @@ class ChannelAllocator:
         self.state = AllocatorState.fresh(self.layers, check_seed("seed", seed))
         if self.settings.closes:
             self._advise()
-        self.budget = (
-            Budget(self.model, self.settings, example_input) if self.settings.target else None
-        )
+        self.filters = None
+        if granularity == "filter":
+            if example_input is None:
+                raise ValueError("`granularity` 'filter' needs an `example_input`.")
+            self.filters = Filters(self.model, example_input)
+        self.budget = None
+        if self.settings.target:
+            self.budget = Budget(self.model, self.settings, example_input, self.filters)
         if mode == "shift":
             generator = self.state.make_generator()
             self._replicas.shift_everything(self.settings.rule.max_shift, generator)
@@ -218,6 +229,8 @@ class ChannelAllocator:
             plan = self._act(acting, reopens=settings.reopens)
             self._loop.after_step()
         self.state = replace(self.state, last_epoch=epoch)
+        if self.filters is not None and epoch + 1 >= settings.num_steps:
+            self.filters.stop_observing()
         cost = self.budget.describe() if self.budget is not None and acts else ""
         return AllocationReport(epoch, plan, cost=cost, is_over=settings.closes and not acts)
 
@@ -259,7 +272,7 @@ class ChannelAllocator:
             return AllocationReport(None, AllocationPlan(), unknown=unknown)
         plan, _ = decide(
             settings, self.state, self.model, known, self.last_epoch + 1,
-            reopens=settings.reopens, budget=self.budget,
+            reopens=settings.reopens, budget=self.budget, filters=self.filters,
         )  # fmt: skip
         return AllocationReport(None, plan, unknown)
 
@@ -309,7 +322,10 @@ class ChannelAllocator:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what resuming needs besides the model's own state: tensors and plain types."""
-        return {"version": STATE_VERSION, "settings": asdict(self.settings), **vars(self.state)}
+        state = {"version": STATE_VERSION, "settings": asdict(self.settings), **vars(self.state)}
+        if self.filters is not None:
+            state["observed"] = self.filters.observed_moments()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict()` returned; load the model's own state into the model.
@@ -321,6 +337,8 @@ class ChannelAllocator:
                 changed.
         """
         self.state = AllocatorState.from_dict(state, self.settings, like=self.state)
+        if self.filters is not None:
+            self.filters.load_moments(state.get("observed", {}))
 
     def __repr__(self) -> str:
         shown = {**asdict(self.settings), "layers": len(self.layers)}
@@ -353,7 +371,7 @@ class ChannelAllocator:
             check_owns(self._replicas.optimizers, self.layers)
         return decide(
             self.settings, self.state, self.model, self.layers, epoch,
-            closes=closes, reopens=reopens, budget=self.budget,
+            closes=closes, reopens=reopens, budget=self.budget, filters=self.filters,
         )  # fmt: skip
 
     def _tabulate(self, gammas: Iterable[float], known: Mapping[str, SelectConvNd]) -> GammaTable:
@@ -363,11 +381,13 @@ class ChannelAllocator:
         num_slots = sum(layer.in_channels for layer in self.layers.values())
         num_open = num_slots - count_slots(self.model)["closed"]
         example = self._example_input
-        after = None if example is None else CostAfter(self.model, example)
+        after = None if example is None else CostAfter(self.model, example, self.filters)
         rows = []
         for gamma in [check_fraction("gammas", value) for value in gammas]:
             settings = replace(self.settings, gamma=gamma)
-            plan, _ = decide(settings, self.state, self.model, known, self.last_epoch + 1)
+            plan, _ = decide(
+                settings, self.state, self.model, known, self.last_epoch + 1, filters=self.filters
+            )
             closed = sum(len(layer_plan.closed) for _, layer_plan in plan)
             cost = None if after is None else after.count(plan.layers)
             costs = (None, None) if cost is None else (cost.macs, cost.params)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from selectconv.allocate.filters import FilterQueue, Filters
 from selectconv.allocate.settings import Settings
 from selectconv.checks import warn
 from selectconv.core.layer import SelectConvNd
@@ -72,6 +73,9 @@ class ClosingQueue:
         }
 
 
+Queue = ClosingQueue | FilterQueue
+
+
 def _closing_order(
     layer: SelectConvNd, damage: str, protected: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -103,13 +107,17 @@ class CostAfter:
     Args:
         model: a model with selective layers.
         example_input: as for `sc.count`.
+        filters: those that plans close whole, if any.
 
     Raises:
         CompressionError: the model cannot be copied or counted.
     """
 
-    def __init__(self, model: nn.Module, example_input: Any) -> None:
+    def __init__(
+        self, model: nn.Module, example_input: Any, filters: Filters | None = None
+    ) -> None:
         copy = copy_model(model).eval()
+        self._filters = filters
         self._layers = selective_layers(model)
         self._copies = selective_layers(copy)
         for layer in self._copies.values():
@@ -125,7 +133,7 @@ class CostAfter:
                 own.copy_(its)
             if name in plans:
                 copy.apply_plan(replace(plans[name], weight_seed=None))
-        return self._counter.count()
+        return self._counter.count(self._filters.unread(plans) if self._filters else None)
 
     def count_fresh(self, kept: float) -> Cost:
         """Count the model before any allocation, with this part of each group's slots open."""
@@ -135,7 +143,7 @@ class CostAfter:
             layer.gate.copy_(is_open.repeat(layer.groups))
             layer.index.copy_(torch.arange(layer.in_channels, device="cpu"))
             layer.shifted.fill_(False)
-        return self._counter.count()
+        return self._counter.count({})
 
 
 class Budget:
@@ -147,6 +155,7 @@ class Budget:
         model: a model with selective layers.
         settings: the allocator's; they have a target.
         example_input: as for `sc.count`.
+        filters: those that steps close whole, if any.
 
     Attributes:
         dense: what the dense model costs.
@@ -158,17 +167,27 @@ class Budget:
             the closest.
     """
 
-    def __init__(self, model: nn.Module, settings: Settings, example_input: Any) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: Settings,
+        example_input: Any,
+        filters: Filters | None = None,
+    ) -> None:
         assert settings.target is not None
         self.name, self.fraction = settings.target
         self.settings = settings
         if example_input is None:
             raise ValueError(f"`{self.name}` needs an `example_input` to count the model with.")
-        self._cost = CostAfter(model, example_input)
+        self._filters = filters
+        self._cost = CostAfter(model, example_input, filters)
         self._kind = self.name.removeprefix("target_")  # an attribute of `Cost`
         self.dense: int = getattr(self._cost.count_fresh(1.0), self._kind)
         self.target: float = self.fraction * self.dense
         least = getattr(self._cost.count_fresh(FLOOR), self._kind)
+        if filters is not None:
+            every = filters.queue(None, FLOOR)
+            least = self._count(every.plans(range(len(every.levels))))
         if least > (1 + TOLERANCE) * self.target:
             raise ValueError(
                 f"`{self.name}` {self.fraction:g} cannot be reached: selective layers keep at "
@@ -213,7 +232,11 @@ class Budget:
         settings, budget = self.settings, self.at(epoch)
         if epoch >= settings.num_steps and self._count({}) <= _NEAR * self.target:
             return {}
-        queue = ClosingQueue(layers, settings.damage, protected)
+        queue: Queue = (
+            ClosingQueue(layers, settings.damage, protected)
+            if self._filters is None
+            else self._filters.queue(settings.damage, FLOOR)
+        )
         is_last = epoch + 1 >= settings.num_steps
         if not settings.reopens or is_last:
             plans = self._close(queue, budget)
@@ -243,7 +266,7 @@ class Budget:
     def _count(self, plans: Mapping[str, LayerPlan]) -> int:
         return int(getattr(self._cost.count(plans), self._kind))
 
-    def _least_number(self, queue: ClosingQueue, budget: float) -> int:
+    def _least_number(self, queue: Queue, budget: float) -> int:
         """Return the least number of slots, the first of the queue, that meets the budget."""
         return bisect_left(
             range(len(queue.levels)),
@@ -251,7 +274,7 @@ class Budget:
             key=lambda number: self._count(queue.plans(range(number))) <= budget,
         )
 
-    def _close(self, queue: ClosingQueue, budget: float) -> dict[str, LayerPlan]:
+    def _close(self, queue: Queue, budget: float) -> dict[str, LayerPlan]:
         """Close the first slots of the queue that meet the budget, or others that come nearer.
 
         The last of them may be expensive. Without it, and without the slots of its layer that

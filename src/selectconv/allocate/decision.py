@@ -13,12 +13,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from selectconv.allocate.budget import Budget, ClosingQueue
+from selectconv.allocate.budget import FLOOR, Budget, ClosingQueue
+from selectconv.allocate.filters import Filters
 from selectconv.allocate.settings import AllocatorState, Settings
 from selectconv.checks import warn
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.mean_source import ObservedMean
-from selectconv.core.plan import AllocationPlan
+from selectconv.core.plan import AllocationPlan, LayerPlan
 from selectconv.errors import AllocationError, naming
 from selectconv.graph.convert import find_stale_sources
 
@@ -43,6 +44,7 @@ def decide(
     closes: bool = True,
     reopens: bool = False,
     budget: Budget | None = None,
+    filters: Filters | None = None,
 ) -> tuple[AllocationPlan, AllocatorState]:
     """Decide what to close and to re-open: a plan, and the allocator's state after it.
 
@@ -55,6 +57,7 @@ def decide(
         closes: whether to close slots.
         reopens: whether to re-open slots.
         budget: what the model may cost after the step.
+        filters: those that are closed whole, in place of slots.
 
     Raises:
         AllocationError, MeanSourceError: as `ChannelAllocator.step`.
@@ -70,6 +73,8 @@ def decide(
     protected = state.protected(now, settings.grace)
     if budget is not None and epoch is not None and layers:
         plans = budget.plan(layers, epoch, protected, generator)
+    elif filters is not None and not reopens:
+        plans = _close_filters(settings, filters, epoch)
     else:
         rule = settings.rule if reopens else None
         gammas: Mapping[str, Any] = dict.fromkeys(layers, settings.gamma if closes else None)
@@ -88,6 +93,17 @@ def decide(
                 )
     plan = AllocationPlan({name: plan for name, plan in plans.items() if plan})
     return plan, replace(state, generator=generator.get_state()).after(plan, now)
+
+
+def _close_filters(settings: Settings, filters: Filters, epoch: int | None) -> dict[str, LayerPlan]:
+    """Decide which filters to close: up to gamma or, with "auto", the epoch's share of them."""
+    queue = filters.queue(settings.damage, FLOOR)
+    if settings.gamma == "auto":
+        when = first_epoch(settings) if epoch is None else epoch
+        number = round(share_of_slots(settings, when) * len(filters.groups))
+    else:
+        number = int((queue.levels <= float(settings.gamma)).sum())
+    return queue.plans(range(min(number, len(queue.levels))))
 
 
 def _reached(layers: Mapping[str, SelectConvNd], *, is_first: bool) -> Mapping[str, SelectConvNd]:

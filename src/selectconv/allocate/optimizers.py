@@ -174,15 +174,25 @@ def state_of_slots(
         AllocationError: an optimizer keeps state that cannot be cleared for a slot: of another
             shape, of all parameters together, or a step size, without which nothing would move.
     """
-    parameters = [p for p in (layer.weight, layer.shift) if p is not None]
-    yield from (p.grad for p in parameters if p.grad is not None)
+    for parameter in (layer.weight, layer.shift):
+        if parameter is not None:
+            yield from state_of(optimizers, parameter)
+
+
+def state_of(optimizers: Iterable[torch.optim.Optimizer], parameter: Tensor) -> Iterator[Tensor]:
+    """Yield a parameter's gradient, and what optimizers remember of each of its elements.
+
+    Raises:
+        AllocationError: as for `state_of_slots`.
+    """
+    if parameter.grad is not None:
+        yield parameter.grad
     for optimizer in optimizers:
         refused = type(optimizer).__name__
         if isinstance(optimizer, torch.optim.LBFGS | torch.optim.Rprop):
             raise AllocationError(f"{refused} keeps state {_UNFIT}")
-        for parameter in parameters:
-            for key, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor) and value.shape == parameter.shape:
-                    yield value
-                elif any(isinstance(x, Tensor) and x.numel() > 1 for x in tree_leaves(value)):
-                    raise AllocationError(f"{refused} keeps its state {key!r} in a shape {_UNFIT}")
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                yield value
+            elif any(isinstance(x, Tensor) and x.numel() > 1 for x in tree_leaves(value)):
+                raise AllocationError(f"{refused} keeps its state {key!r} in a shape {_UNFIT}")

@@ -7,18 +7,21 @@ import torch
 from torch import Tensor, nn
 
 from selectconv.allocate.agreement import agree, in_process_group
+from selectconv.allocate.filters import clear_channels
 from selectconv.allocate.optimizers import (
     as_optimizers,
     check_owns,
     spare_shifts,
+    state_of,
     state_of_slots,
 )
 from selectconv.core.allocation import draw_shift
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import allocation_of, selective_layers, unwrap
-from selectconv.core.plan import AllocationPlan
+from selectconv.core.plan import AllocationPlan, LayerPlan
 from selectconv.core.slots import write_slots
 from selectconv.errors import AllocationError, naming
+from selectconv.graph.channels import by_output
 
 
 class Replicas:
@@ -32,7 +35,8 @@ class Replicas:
     Attributes:
         layers: the model's selective layers by name.
         followers: those of each follower.
-        optimizers: those that train selective layers.
+        trained_by: all optimizers that were given.
+        optimizers: those of them that train selective layers.
         optimizer_steps: how many steps they have taken.
 
     Raises:
@@ -58,12 +62,15 @@ class Replicas:
         ):
             raise TypeError(f"`followers` must be a list of models, got {followers!r:.60}.")
         self.followers = [self._layers_of(follower) for follower in followers]
+        # Plans that close filters also name layers that are not selective.
+        self._models = [dict(unwrap(one).named_modules()) for one in (model, *followers)]
 
     def train_with(self, optimizer: Any) -> None:
         """Take the optimizer that trains the model, a list of them, or None."""
         given = as_optimizers(optimizer)
         if given:
             check_owns(given, self.layers)
+        self.trained_by = given
         own = {id(p) for layer in self.layers.values() for p in layer.parameters()}
         self.optimizers = [
             one
@@ -117,10 +124,22 @@ class Replicas:
         remembered = self._check(plans)
         for plan in plans:
             for name, layer_plan in plan:
-                for layer in self._all(name):
+                for layer in self._all(name) if name in self.layers else ():
                     layer.carry_out(layer_plan)
+                if name not in self.layers or len(layer_plan.filters):
+                    self._clear_channels(name, layer_plan)
                 for tensor in remembered[name] if len(layer_plan.opened) else ():
                     write_slots(tensor, self.layers[name].groups, layer_plan.opened)
+
+    @torch.no_grad()
+    def _clear_channels(self, name: str, plan: LayerPlan) -> None:
+        """Zero the weights of closed filters, and what the optimizer remembers of them."""
+        for modules in self._models:
+            layer = modules[name]
+            for parameter in (layer.weight, layer.bias):
+                if isinstance(parameter, nn.Parameter):
+                    for tensor in (parameter, *state_of(self.trained_by, parameter)):
+                        clear_channels(layer, tensor, plan)
 
     def _all(self, name: str) -> list[SelectConvNd]:
         """Return the model's layer of this name, and those of its followers."""
@@ -131,11 +150,15 @@ class Replicas:
         remembered = {}
         gates = {name: layer.gate.cpu().clone() for name, layer in self.layers.items()}
         for plan in plans:
-            if unknown := sorted(set(plan.layers) - set(self.layers)):
+            if unknown := sorted(set(plan.layers) - set(self._models[0])):
                 raise AllocationError(
                     f"`plan` names layers that the model does not have: {unknown[:4]}."
                 )
             for name, layer_plan in plan:
+                with naming(name):
+                    self._check_filters(name, layer_plan)
+                if name not in self.layers:
+                    continue
                 layer, gate = self.layers[name], gates[name]
                 with naming(name):
                     layer.check_owns_weight()
@@ -145,6 +168,21 @@ class Replicas:
                 gate[layer_plan.closed] = False
                 gate[layer_plan.opened] = True
         return remembered
+
+    def _check_filters(self, name: str, plan: LayerPlan) -> None:
+        """Check that a layer has the filters and, if not selective, the inputs of a plan."""
+        layer = self._models[0][name]
+        weight = layer._parameters.get("weight")
+        if weight is None:
+            raise AllocationError("the layer has no weight of its own.")
+        shape = by_output(layer, weight).shape
+        numbers = [(plan.filters, shape[0])]
+        if name not in self.layers:
+            numbers += [(plan.closed, shape[1] if len(shape) > 1 else 0), (plan.opened, 0)]
+            list(state_of(self.trained_by, weight))
+        for channels, count in numbers:
+            if len(channels) and int(channels.max()) >= count:
+                raise AllocationError(f"`plan` names channel {int(channels.max())} of {count}.")
 
     def _check_followers(self) -> None:
         """Refuse followers whose allocation was changed by whoever averages them."""

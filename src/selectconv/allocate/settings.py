@@ -16,6 +16,7 @@ from selectconv.core.plan import AllocationPlan
 from selectconv.errors import AllocationError
 
 MODES = ("select", "zero", "random", "dealloc", "shift", "none")
+GRANULARITIES = ("slot", "filter")
 _RULES: dict[str, dict[str, Any]] = {  # how modes that re-open slots differ from the paper's rule
     "select": {},
     "zero": {"use_shift": False},
@@ -41,11 +42,13 @@ class Settings:
     damage: str = "auto"
     target_macs: float | None = None
     target_params: float | None = None
+    granularity: str = "slot"
 
     def __post_init__(self) -> None:
         plain: dict[str, Any] = {
             "mode": check_choice("mode", self.mode, MODES),
             "damage": check_choice("damage", self.damage, DAMAGES),
+            "granularity": check_choice("granularity", self.granularity, GRANULARITIES),
             "total_epochs": check_count("total_epochs", self.total_epochs, 1),
             "gamma": check_gamma("gamma", self.gamma),
             "top_k": self.rule.top_k,
@@ -53,6 +56,10 @@ class Settings:
             "stop_at": check_fraction("stop_at", self.stop_at),
             "grace": check_count("grace", self.grace, 0),
         }
+        if self.granularity == "filter" and self.mode != "dealloc":
+            raise ValueError(
+                f"`granularity` 'filter' goes with `mode` 'dealloc' only, got {self.mode!r}."
+            )
         if self.target is not None:
             name, value = self.target
             plain[name] = value
@@ -152,6 +159,7 @@ class AllocatorState:
         opened_at = {
             name: self.opened_at[name].index_fill(0, layer_plan.opened, epoch)
             for name, layer_plan in plan
+            if len(layer_plan.opened)
         }
         return replace(self, opened_at={**self.opened_at, **opened_at})
 

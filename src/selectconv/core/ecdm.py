@@ -1,5 +1,7 @@
 """Eq. (2): the expected channel damage matrix (ECDM), its root-mean-square relative, and nECDM."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -90,6 +92,24 @@ def normalize_ecdm(ecdm: Tensor) -> Tensor:
         size = size.div_(torch.where(largest == 0, 1.0, largest))
         total = size.sum(dim=0)
     return size.div_(torch.where(total == 0, 1.0, total))
+
+
+def expected_damage(
+    weight: Tensor, moment: Callable[[str], Tensor], damage: str, is_signed: bool, groups: int = 1
+) -> Tensor:
+    """Compute the damage of closing each input of a layer, (I, O): Eq. (2) for "mean".
+
+    Args:
+        weight: the layer's, (O, I / groups, ...).
+        moment: computes "mean" or "var" of each input, (I,).
+        damage: "mean", "rms", or "auto".
+        is_signed: whether the input may be negative: "auto" is then rms.
+        groups: of the layer.
+    """
+    mean = moment("mean")
+    if damage == "rms" or (damage == "auto" and is_signed):
+        return rms_damage(weight, mean, moment("var"), groups)
+    return ecdm(weight, mean, groups)
 
 
 def _check_weight(weight: Tensor, groups: int, **moments: Tensor) -> None:

@@ -46,11 +46,13 @@ class LayerPlan:
     """What to do to one layer: close slots, then re-open slots. All tensors are on the CPU.
 
     Attributes:
-        closed: (A,) int64, the slots to close.
+        closed: (A,) int64, the slots to close; of a layer that is not selective, the channels of
+            its input.
         opened: (B,) int64, the closed slots to re-open.
         source: (B,) int64, the channels that they will read.
         shift: (B, axes), their shifts in pixels. None: no shift.
         weight_seed: the seed from which R^random draws their weights. None: zeros.
+        filters: (F,) int64, the channels of its output to make zero.
     """
 
     closed: Tensor = field(default_factory=_empty)
@@ -58,9 +60,10 @@ class LayerPlan:
     source: Tensor = field(default_factory=_empty)
     shift: Tensor | None = None
     weight_seed: int | None = None
+    filters: Tensor = field(default_factory=_empty)
 
     def __bool__(self) -> bool:
-        return len(self.closed) + len(self.opened) > 0
+        return len(self.closed) + len(self.opened) + len(self.filters) > 0
 
     def check(self, gate: Tensor, axes: int, *, can_open: bool) -> None:
         """Check that the plan fits a layer and its present allocation.
@@ -113,6 +116,8 @@ class LayerPlan:
         }
         if self.weight_seed is not None:
             plan["weight_seed"] = self.weight_seed
+        if len(self.filters):
+            plan["filters"] = self.filters.tolist()
         return plan
 
     @classmethod
@@ -122,7 +127,11 @@ class LayerPlan:
             # operator.index refuses what int would round or read: 2.7, "3", infinity.
             rows = [(as_int(slot), as_int(source), shift) for slot, source, shift in plan["opened"]]
             closed = [as_int(slot) for slot in plan["closed"]]
-            if min([*closed, *(number for row in rows for number in row[:2])], default=0) < 0:
+            filters = [as_int(channel) for channel in plan.get("filters", [])]
+            if (
+                min([*closed, *filters, *(number for row in rows for number in row[:2])], default=0)
+                < 0
+            ):
                 raise ValueError("slots and channels count from 0")
             shifts = [shift for *_, shift in rows]
             has_shift = any(shift is not None for shift in shifts)  # torch refuses None among them
@@ -137,6 +146,7 @@ class LayerPlan:
                 if has_shift
                 else None,
                 weight_seed=None if seed is None else as_int(seed),
+                filters=torch.tensor(filters, dtype=torch.int64, device="cpu"),
             )
         except (KeyError, RuntimeError, TypeError, ValueError) as error:  # Runtime: 2**70
             raise AllocationError(

@@ -19,7 +19,7 @@ from selectconv.core.allocation import (
     plan_reopening,
     smallest_gamma,
 )
-from selectconv.core.ecdm import ecdm, normalize_ecdm, rms_damage
+from selectconv.core.ecdm import expected_damage, normalize_ecdm
 from selectconv.core.mean_source import ClosedForm, MeanSource, ObservedMean
 from selectconv.core.paths import is_input, prepare, reroute_slots
 from selectconv.core.plan import LayerPlan, as_slots
@@ -228,13 +228,10 @@ class SelectConvNd(SlottedConv):
             ValueError: `damage` is unknown.
         """
         check_choice("damage", damage, DAMAGES)
-        source, weight = self.mean_source, self.weight.detach()
-        mean = self.input_mean()
-        is_signed = source is not None and not source.is_nonnegative
-        if damage == "rms" or (damage == "auto" and is_signed):
-            matrix = rms_damage(weight, mean, self._input_moment("var"), self.groups)
-        else:
-            matrix = ecdm(weight, mean, self.groups)
+        is_signed = self.mean_source is not None and not self.mean_source.is_nonnegative
+        matrix = expected_damage(
+            self.weight.detach(), self._input_moment, damage, is_signed, self.groups
+        )
         return normalize_ecdm(matrix) if normalized else matrix
 
     def smallest_gamma(self) -> float | None:

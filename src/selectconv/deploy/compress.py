@@ -7,6 +7,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves, tree_map
 
 from selectconv.checks import check_count, warn
@@ -15,13 +16,18 @@ from selectconv.deploy.layout import (
     BY_CHANNEL,
     Layout,
     channel_axis,
-    is_channel_operand,
     is_read_for_type,
     plan_layout,
 )
 from selectconv.deploy.parts import Channels, Part, conv_weight, stencil_weight
 from selectconv.errors import CompressionError
-from selectconv.graph.dataflow import Dataflow, Kind, Operation, trace_dataflow
+from selectconv.graph.dataflow import (
+    Dataflow,
+    Kind,
+    Operation,
+    is_channel_operand,
+    trace_dataflow,
+)
 from selectconv.graph.example import as_arguments, evaluating
 from selectconv.graph.operations import argument
 
@@ -141,8 +147,13 @@ class _Builder:
             return self._join([self._value(other) for other in self.layout.pieces[op.node]])
         if op.kind is Kind.CHANNEL_PAD:
             return self._write_channel_pad(op)
+        if op.kind is Kind.FLATTEN:
+            return self.graph.call_function(torch.flatten, (self._value(argument(op.node)), 1))
         if op.module is not None:  # one that is called twice is made once
-            module = _narrow_module(op.module, op.channels, self.layout.kept[op.node])
+            inputs = None
+            if op.kind in (Kind.LINEAR, Kind.TRANSPOSED):
+                inputs = self.layout.kept[argument(op.node)]
+            module = _narrow_module(op.module, op.channels, self.layout.kept[op.node], inputs)
             self.made.setdefault(str(op.node.target), module)
         args, kwargs = fx.map_arg(
             (op.node.args, op.node.kwargs), lambda other: self._operand(op, other)
@@ -233,19 +244,42 @@ class _Builder:
         return self.graph.call_function(F.pad, (self._value(before), new_pad))
 
 
-def _narrow_module(module: nn.Module, channels: int, kept: Channels) -> nn.Module:
-    """Copy a module, with the kept channels only where it has parameters for each."""
+def _narrow_module(
+    module: nn.Module, channels: int, kept: Channels, inputs: Channels | None
+) -> nn.Module:
+    """Copy a module, with the kept channels only where it has parameters for each.
+
+    Args:
+        module: what to copy.
+        channels: the number of its outputs.
+        kept: those of them that are kept.
+        inputs: of a linear layer or a transposed conv, the channels that its input keeps.
+    """
     new = copy.deepcopy(module)
-    if len(kept) == channels:
-        return new
-    for name in ("out_features", "num_features", "num_parameters"):
+    axis = 1 if inputs is not None and isinstance(new, _ConvNd) else 0  # of a weight's outputs
+    if isinstance(new, nn.GroupNorm):
+        new.num_groups = new.num_groups * len(kept) // channels
+    for name in ("out_features", "out_channels", "num_features", "num_channels", "num_parameters"):
         if getattr(new, name, None) == channels:
             setattr(new, name, len(kept))
+    if inputs is not None:
+        setattr(new, "in_channels" if axis else "in_features", len(inputs))
     for name, value in (*new._parameters.items(), *new._buffers.items()):
-        if value is not None and value.ndim and len(value) == channels:
-            part = value.detach()[torch.from_numpy(kept).to(value.device)]
+        if value is None or not value.ndim:
+            continue
+        part = value.detach()
+        if value.ndim > 1 and inputs is not None:
+            part = _narrow(part, 1 - axis, inputs)
+        along = axis if value.ndim > 1 else 0
+        if part.shape[along] == channels:
+            part = _narrow(part, along, kept)
+        if part.shape != value.shape:
             setattr(new, name, nn.Parameter(part) if isinstance(value, nn.Parameter) else part)
     return new
+
+
+def _narrow(value: Tensor, axis: int, kept: Channels) -> Tensor:
+    return value.index_select(axis, torch.from_numpy(kept).to(value.device))
 
 
 def _conv(parts: list[Part]) -> nn.Module:

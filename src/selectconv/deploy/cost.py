@@ -1,7 +1,7 @@
 """What a model costs: parameters and multiply-adds."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from selectconv.deploy.layout import (
     is_read_for_type,
     plan_layout,
 )
+from selectconv.graph.channels import Mask
 from selectconv.graph.dataflow import Dataflow, Kind, Operation, trace_dataflow
 from selectconv.graph.example import evaluating
 from selectconv.graph.operations import Family, argument, find_row
@@ -98,9 +99,18 @@ class CostCounter:
     def __init__(self, model: nn.Module, example_input: Any) -> None:
         self.flow = trace_dataflow(model, example_input)
 
-    def count(self) -> Cost:
-        """Count the model with its present allocation."""
-        flow, layout = self.flow, plan_layout(self.flow)
+    def count(self, unread: Mapping[str, Mask] | None = None) -> Cost:
+        """Count the model with its present allocation.
+
+        Args:
+            unread: by name of a layer that is not selective, the channels of its input that it
+                does not read. None: as its weights are.
+        """
+        flow = self.flow
+        named = None if unread is None else {
+            node: unread[op.name] for node, op in flow.operations.items() if op.name in unread
+        }  # fmt: skip
+        layout = plan_layout(flow, unread=named)
         params: dict[object, int] = {}
         macs = extra = 0
         for node, op in flow.operations.items():
@@ -115,11 +125,13 @@ class CostCounter:
                     + math.prod(before) * part.num_stencil_weights
                     for part in layout.parts[node]
                 )
-            elif op.kind is Kind.LINEAR:
-                kept = len(layout.kept[node])
-                macs += op.macs // op.channels * kept
-                extra += 0 if getattr(op.module, "bias", None) is None else kept
-            else:  # operations that are left alone, such as a transposed conv
+            elif op.kind in (Kind.LINEAR, Kind.TRANSPOSED):
+                before, kept = argument(node), len(layout.kept[node])
+                pairs = op.channels * flow.operations[before].channels
+                macs += op.macs // pairs * kept * len(layout.kept[before])
+                has_bias = op.kind is Kind.LINEAR and getattr(op.module, "bias", None) is not None
+                extra += kept if has_bias else 0
+            else:  # operations that are left alone
                 macs += op.macs
             row = find_row(node, op.module)
             if op.kind is Kind.CHANNELWISE and (row.family in _AVERAGES or "relu" in row.names):
@@ -135,8 +147,15 @@ def _params(flow: Dataflow, op: Operation, layout: Layout) -> dict[object, int]:
         weights = sum(p.num_weights + p.num_stencil_weights for p in layout.parts[op.node])
         has_bias = getattr(op.module, "bias", None) is not None
         return {id(op.module): weights + (kept if has_bias else 0)}
+    if op.kind in (Kind.LINEAR, Kind.TRANSPOSED) and op.module is not None:
+        before = argument(op.node)
+        read = len(layout.kept[before]), flow.operations[before].channels
+        return {
+            id(p): p.numel() // op.channels * kept * read[0] // read[1] if p.ndim > 1 else kept
+            for p in op.module.parameters()
+        }
     if op.module is not None:
-        is_by_channel = op.kind in (Kind.LINEAR, *BY_CHANNEL)
+        is_by_channel = op.kind in BY_CHANNEL
         return {
             id(p): p.numel() // op.channels * kept
             if is_by_channel and p.shape[:1] == (op.channels,)

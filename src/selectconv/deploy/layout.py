@@ -6,13 +6,12 @@ wants less than its input keeps gathers its share. Counting and compressing read
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 import numpy as np
-import numpy.typing as npt
-from torch import fx
+from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd
 
 from selectconv.core.layer import SelectConvNd
@@ -25,10 +24,17 @@ from selectconv.deploy.parts import (
     narrow,
     plan_parts,
 )
-from selectconv.graph.dataflow import Dataflow, Kind, Operation
+from selectconv.graph.channels import Mask, by_output, is_zero, zero_channels
+from selectconv.graph.dataflow import (
+    Dataflow,
+    Kind,
+    Operation,
+    find_shared,
+    is_channel_operand,
+    joined,
+)
 from selectconv.graph.operations import argument
 
-Mask = npt.NDArray[np.bool_]
 BY_CHANNEL = (Kind.NORM, Kind.CHANNELWISE)  # what they keep, their inputs are brought to
 
 
@@ -48,14 +54,18 @@ class Layout:
     parts: dict[fx.Node, list[Part]] = field(default_factory=dict)
 
 
-def plan_layout(flow: Dataflow, round_to: int | None = None) -> Layout:
+def plan_layout(
+    flow: Dataflow, round_to: int | None = None, unread: Mapping[fx.Node, Mask] | None = None
+) -> Layout:
     """Decide what to keep of every value of a traced model, for its present allocation.
 
     Args:
         flow: the traced model.
         round_to: as for `compress`.
+        unread: by layer that is not selective, the channels of its input that it does not read;
+            by default, those that were closed by filters.
     """
-    planner = _Planner(flow, round_to)
+    planner = _Planner(flow, round_to, find_unread(flow) if unread is None else unread)
     for node in flow.operations:
         if node in planner.needed:
             planner.layout.kept[node] = planner.keep(flow.operations[node])
@@ -65,11 +75,16 @@ def plan_layout(flow: Dataflow, round_to: int | None = None) -> Layout:
 class _Planner:
     """Chooses what each operation keeps, in order."""
 
-    def __init__(self, flow: Dataflow, round_to: int | None) -> None:
+    def __init__(
+        self, flow: Dataflow, round_to: int | None, unread: Mapping[fx.Node, Mask]
+    ) -> None:
         self.flow = flow
-        self.shared = _find_shared(flow)
+        self.shared = find_shared(flow)
         self.blocks = Blocks(round_to, sum(one.numel() for one in flow.root.parameters()))
-        self.needed = _find_needed(flow, self.shared, self.blocks)
+        self.needed = _find_needed(flow, self.shared, self.blocks, unread)
+        exact = _find_needed(flow, self.shared, replace(self.blocks, round_to=1), unread)
+        # Where all readers of a value read the same of it, none gathers.
+        self.gathers = _is_gathered(flow, exact, unread)
         self.costs = _channel_costs(flow, self.needed)
         self.round_to = round_to or 1
         self.layout = Layout()
@@ -77,29 +92,33 @@ class _Planner:
     def keep(self, op: Operation) -> Channels:
         """Choose the channels of an operation's output, and what it reads."""
         need, kept = self.needed[op.node], self.layout.kept
-        if op.kind in (Kind.CONV, Kind.LINEAR):
+        if op.kind in (Kind.CONV, Kind.TRANSPOSED, Kind.LINEAR):
             filters = _keep_filters(op, need, self.round_to)
-            if isinstance(op.module, _ConvNd):
+            if op.kind is Kind.CONV and isinstance(op.module, _ConvNd):
                 before = argument(op.node)
                 # A conv that is called twice must read the same number of channels each time.
                 round_to = None if op.node in self.shared else self.round_to
                 self.layout.parts[op.node] = plan_parts(
                     op.module, filters, kept[before], self.flow.operations[before].shape[2:],
-                    round_to, self.blocks.of_shifts(op.module),
+                    round_to, self.blocks.of_shifts(op.module), self.gathers,
                 )  # fmt: skip
             return filters
         if op.kind in BY_CHANNEL:
             return self._keep_channels(op, need)
         if op.kind is Kind.CONCAT:
             # Nothing is gathered here: the readers of what is joined gather in any case.
-            joined = [piece for piece in _pieces(self.flow, op) if need[piece[1]].any()]
-            self.layout.pieces[op.node] = [other for other, _ in joined]
-            return np.concatenate([kept[other] + where.start for other, where in joined])
+            pieces = [piece for piece in joined(self.flow, op) if need[piece[1]].any()]
+            self.layout.pieces[op.node] = [other for other, _ in pieces]
+            return np.concatenate([kept[other] + where.start for other, where in pieces])
         if op.kind is Kind.CHANNEL_PAD:
             before, front = argument(op.node), argument(op.node, 1, "pad")[-2]
             is_zero = need.copy()
             is_zero[front : front + self.flow.operations[before].channels] = False
             return np.union1d(np.flatnonzero(is_zero), kept[before] + front)
+        if op.kind is Kind.FLATTEN:
+            before = argument(op.node)
+            pixels = op.channels // self.flow.operations[before].channels
+            return (kept[before][:, None] * pixels + np.arange(pixels)).reshape(-1)
         return np.arange(op.channels)
 
     def _keep_channels(self, op: Operation, need: Mask) -> Channels:
@@ -111,9 +130,15 @@ class _Planner:
             and is_channel_operand(self.flow, op, other)
         ]
         wanted = np.flatnonzero(need)
-        if not inputs or any(not np.array_equal(inputs[0], other) for other in inputs):
+        is_grouped = isinstance(op.module, nn.GroupNorm)  # only whole groups are wanted
+        if (
+            not inputs
+            or is_grouped
+            or any(not np.array_equal(inputs[0], other) for other in inputs)
+        ):
             return wanted  # one of them is gathered in any case
-        return narrow(inputs[0], wanted, self.costs[op.node] / len(inputs), self.round_to)
+        saved = self.costs[op.node] / len(inputs) if self.gathers else 0.0
+        return narrow(inputs[0], wanted, saved, self.round_to)
 
 
 def _channel_costs(flow: Dataflow, needed: dict[fx.Node, Mask]) -> dict[fx.Node, float]:
@@ -135,12 +160,6 @@ def _channel_costs(flow: Dataflow, needed: dict[fx.Node, Mask]) -> dict[fx.Node,
     return costs
 
 
-def is_channel_operand(flow: Dataflow, op: Operation, other: fx.Node) -> bool:
-    """Return whether an input of a channelwise operation has a channel for each of its outputs."""
-    shape = flow.operations[other].shape
-    return len(shape) == len(op.shape) and shape[1] == op.shape[1]
-
-
 def channel_axis(flow: Dataflow, op: Operation, other: fx.Node) -> int | None:
     """Return the axis of a parameter that lies along an operation's channels; None: none does."""
     shape = flow.operations[other].shape
@@ -155,7 +174,41 @@ def is_read_for_type(tensor: fx.Node) -> bool:
     )
 
 
-def _find_needed(flow: Dataflow, shared: set[fx.Node], blocks: Blocks) -> dict[fx.Node, Mask]:
+def find_unread(flow: Dataflow) -> dict[fx.Node, Mask]:
+    """Find the channels that were closed by filters in layers that are not selective.
+
+    Such a layer has no gate. Its weights for the channel are zero, and so is the channel itself,
+    which keeps them there.
+    """
+    zero, unread = zero_channels(flow, is_zero), {}
+    for node, op in flow.operations.items():
+        module = op.module
+        if op.kind not in (Kind.CONV, Kind.TRANSPOSED, Kind.LINEAR) or module is None:
+            continue
+        mask = zero[argument(node)]
+        if isinstance(module, SelectConvNd) or getattr(module, "groups", 1) > 1 or not mask.any():
+            continue
+        weight = by_output(module, cast(Tensor, module.weight).detach())
+        is_used = weight.transpose(0, 1).flatten(1).any(dim=1)
+        unread[node] = mask & ~is_used.cpu().numpy()
+    return unread
+
+
+def _is_gathered(
+    flow: Dataflow, needed: Mapping[fx.Node, Mask], unread: Mapping[fx.Node, Mask]
+) -> bool:
+    """Return whether someone reads some of what is needed of a value, or shifts it."""
+    return any(
+        has_shifts(op.module) or not np.array_equal(mask, needed[before])
+        for node, op in flow.operations.items()
+        if op.kind in (Kind.CONV, *BY_CHANNEL) and node in needed
+        for before, mask in reads(flow, op, needed[node], unread)
+    )
+
+
+def _find_needed(
+    flow: Dataflow, shared: set[fx.Node], blocks: Blocks, unread: Mapping[fx.Node, Mask]
+) -> dict[fx.Node, Mask]:
     """Go back from the output: which channels of each value somebody needs.
 
     Depthwise convs, and convs that join shifted channels to the others, are slow unless they read
@@ -169,16 +222,19 @@ def _find_needed(flow: Dataflow, shared: set[fx.Node], blocks: Blocks) -> dict[f
             needed[node] = np.ones(op.channels, dtype=bool)  # the signature stays
         if node not in needed:
             continue
-        need, conv = needed[node], op.module if isinstance(op.module, _ConvNd) else None
+        need, conv = needed[node], op.module if op.kind is Kind.CONV else None
         if node in shared:  # called twice, with one set of weights: those must serve both
             need[:] = True
         if not need.any():  # only its shape is read, or by closed slots: a conv needs one input
             need[:1] = True
-        if conv is not None and 1 < conv.groups == conv.in_channels:
+        if isinstance(op.module, nn.GroupNorm):
+            by_group = need.reshape(op.module.num_groups, -1)
+            by_group[by_group.any(axis=1)] = True
+        if isinstance(conv, _ConvNd) and 1 < conv.groups == conv.in_channels:
             _round_up(need, blocks.of_depthwise(len(need)))
-        for other, mask in reads(flow, op, need):
+        for other, mask in reads(flow, op, need, unread):
             needed[other] = needed.get(other, False) | mask
-            if conv is not None and has_shifts(conv):
+            if isinstance(conv, _ConvNd) and has_shifts(conv):
                 _round_up(needed[other], blocks.of_shifts(conv))
     return needed
 
@@ -188,23 +244,20 @@ def _round_up(need: Mask, block: int) -> None:
     need[np.flatnonzero(~need)[: -int(need.sum()) % block]] = True
 
 
-def _find_shared(flow: Dataflow) -> set[fx.Node]:
-    """Find the operations whose parameters another operation has as well."""
-    held = {
-        node: [id(parameter) for parameter in op.module.parameters(recurse=False)]
-        for node, op in flow.operations.items()
-        if op.module is not None
-    }
-    owners = Counter(key for keys in held.values() for key in keys)
-    return {node for node, keys in held.items() if any(owners[key] > 1 for key in keys)}
-
-
-def reads(flow: Dataflow, op: Operation, need: Mask) -> Iterator[tuple[fx.Node, Mask]]:
+def reads(
+    flow: Dataflow, op: Operation, need: Mask, unread: Mapping[fx.Node, Mask]
+) -> Iterator[tuple[fx.Node, Mask]]:
     """Yield what an operation needs of each of its inputs, if `need` is needed of its output."""
-    if op.kind is Kind.CONV and isinstance(op.module, _ConvNd):
+    if op.kind is Kind.CONV and isinstance(op.module, _ConvNd) and op.node not in unread:
         yield argument(op.node), _conv_reads(op.module, need)
+    elif op.node in unread:
+        yield argument(op.node), ~unread[op.node]
     elif op.kind is Kind.CONCAT:
-        yield from ((x, need[where]) for x, where in _pieces(flow, op) if need[where].any())
+        yield from ((x, need[where]) for x, where in joined(flow, op) if need[where].any())
+    elif op.kind is Kind.FLATTEN:
+        before = argument(op.node)
+        by_channel = need.reshape(flow.operations[before].channels, -1)
+        yield before, np.logical_or.reduce(by_channel, axis=1)
     elif op.kind is Kind.CHANNEL_PAD:
         before, front = argument(op.node), argument(op.node, 1, "pad")[-2]
         yield before, need[front : front + flow.operations[before].channels]
@@ -213,15 +266,6 @@ def reads(flow: Dataflow, op: Operation, need: Mask) -> Iterator[tuple[fx.Node, 
             is_by_channel = op.kind in BY_CHANNEL and is_channel_operand(flow, op, other)
             every = np.full(flow.operations[other].channels, op.kind is not Kind.SHAPE)
             yield other, need if is_by_channel else every
-
-
-def _pieces(flow: Dataflow, op: Operation) -> Iterator[tuple[fx.Node, slice]]:
-    """Yield the inputs of a concatenation, and where their channels stand in its output."""
-    start = 0
-    for other in argument(op.node, 0, "tensors"):
-        stop = start + flow.operations[other].channels
-        yield other, slice(start, stop)
-        start = stop
 
 
 def _conv_reads(conv: _ConvNd, need: Mask) -> Mask:

@@ -23,11 +23,16 @@ Channels = npt.NDArray[np.int64]
 MACS_PER_PASS = 24.0
 # ONNX Runtime has fast kernels for blocks of 8 channels (16 with AVX-512): a depthwise conv of
 # another number of channels takes several times as long; see benchmarks/shifted_convs.py.
-_BLOCK = 8
+BLOCK = 8
 # No blocks are used where they would add much to a small network, and make its budgets coarse.
 _FEW = 64  # channels of a depthwise conv
 _MOST_ADDED = 0.02  # of the model's weights, by one conv with shifts
 _NONE = -1  # fills up the rows of groups that read fewer channels than others
+
+
+def has_blocks(channels: int) -> bool:
+    """Return whether a depthwise conv of so many channels has whole blocks, and more than few."""
+    return channels >= _FEW and channels % BLOCK == 0
 
 
 @dataclass(frozen=True)
@@ -44,12 +49,12 @@ class Blocks:
 
     def of_depthwise(self, channels: int) -> int:
         """Return the multiple for a depthwise conv: 1 if it had no whole blocks before."""
-        return self.round_to or (_BLOCK if channels >= _FEW and channels % _BLOCK == 0 else 1)
+        return self.round_to or (BLOCK if has_blocks(channels) else 1)
 
     def of_shifts(self, conv: _ConvNd) -> int:
         """Return the multiple for a conv that joins shifted channels to others."""
-        added = (_BLOCK - 1) * conv.weight.numel() / conv.in_channels
-        return self.round_to or (_BLOCK if added <= _MOST_ADDED * self.num_weights else 1)
+        added = (BLOCK - 1) * conv.weight.numel() / conv.in_channels
+        return self.round_to or (BLOCK if added <= _MOST_ADDED * self.num_weights else 1)
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,7 @@ def plan_parts(
     spatial: Sequence[int],
     round_to: int | None = 1,
     block: int = 1,
+    gathers: bool = True,
 ) -> list[Part]:
     """Choose what the plain conv reads that replaces a conv: channels as they are, shifted ones.
 
@@ -104,13 +110,14 @@ def plan_parts(
         round_to: round the number of inputs of an ungrouped conv up to a multiple of it; None: read
             exactly what is needed, whether or not that pays.
         block: round the numbers of channels that an ungrouped conv joins up to multiples of it.
+        gathers: whether some of the channels may be gathered; if not, all are read.
     """
     groups = conv.groups
     in_use = np.unique(filters // (conv.out_channels // groups))
     by_group = filters.reshape(len(in_use), -1)
     slots = np.arange(conv.in_channels).reshape(groups, -1)[in_use]
     if not isinstance(conv, SelectConvNd):
-        return [_as_they_are(conv, by_group, list(slots), available, round_to)]
+        return [_as_they_are(conv, by_group, list(slots), available, round_to, gathers)]
     gate = conv.gate.cpu().numpy()
     offset = shifts_of(conv)
     is_shifted = np.any(offset != 0, axis=1)
@@ -119,7 +126,7 @@ def plan_parts(
     still = [row[gate[row] & ~is_shifted[row]] for row in slots]
     moving = [row[gate[row] & is_shifted[row] & in_frame[row]] for row in slots]
     if not any(map(len, moving)):
-        return [_as_they_are(conv, by_group, still, available, round_to)]
+        return [_as_they_are(conv, by_group, still, available, round_to, gathers)]
     shifted = _shifted(conv, by_group, moving, offset, block)
     if not any(map(len, still)):
         return [shifted]
@@ -148,14 +155,16 @@ def _as_they_are(
     slots: list[Channels],
     available: Channels,
     round_to: int | None,
+    gathers: bool = True,
 ) -> Part:
     index = _index_of(conv)
     sources = _stack([np.unique(index[row]) for row in slots])
     if sources.shape[1] == 0:  # all slots are closed: a conv needs an input, of weight zero
         sources = np.full((len(slots), 1), available[0])
     if len(slots) == 1 and round_to is not None:
-        saved = filters.size * math.prod(conv.kernel_size) / math.prod(conv.stride)
-        sources = narrow(available, sources[0], saved / MACS_PER_PASS, round_to)[None]
+        macs = filters.size * math.prod(conv.kernel_size) / math.prod(conv.stride)
+        saved = macs / MACS_PER_PASS if gathers else 0.0
+        sources = narrow(available, sources[0], saved, round_to)[None]
     is_gathered = not np.array_equal(sources.reshape(-1), available)
     return Part(conv, filters, _stack(slots), sources, is_gathered)
 

@@ -4,7 +4,7 @@ import gc
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -260,6 +260,8 @@ class ConvRow:
         moved: the number of open slots that were re-allocated.
         smallest_gamma: the smallest gamma that would close a slot now. None: not known, or no
             gamma would.
+        held: why none of its filters can be closed, as an allocator with granularity "filter"
+            found. None: some can, or nobody has looked.
     """
 
     name: str
@@ -270,6 +272,7 @@ class ConvRow:
     closed: int
     moved: int
     smallest_gamma: float | None
+    held: str | None = None
 
 
 class Description(tuple[ConvRow, ...]):
@@ -295,6 +298,7 @@ class Description(tuple[ConvRow, ...]):
         for row in self:
             gamma = "-" if row.smallest_gamma is None else f"{row.smallest_gamma:.2g}"
             why = f"plain: {row.skipped}" if row.skipped else str(row.source)
+            why += f"; its filters stay: {row.held}" if row.held else ""
             slots = ("-", "-", "-") if row.skipped else (row.open, row.closed, row.moved)
             shape = "x".join(map(str, row.shape))
             table.append((row.name or "(model)", shape, why, *map(str, slots), gamma))
@@ -329,13 +333,14 @@ def describe(model: nn.Module) -> Description:
         if not isinstance(conv, _ConvNd):
             continue
         is_lazy = isinstance(conv.weight, UninitializedParameter)
+        held = getattr(conv, "_selectconv_held", None)
         shape = () if is_lazy else tuple(conv.weight.shape)
         if isinstance(conv, SelectConvNd):
-            rows.append(_row(name, shape, conv, stale.get(name)))
+            rows.append(replace(_row(name, shape, conv, stale.get(name)), held=held))
             continue
         known = getattr(conv, "_selectconv_skipped", None)
         why = str(known or _first(_reasons_anywhere(conv, _MIN_CHANNELS)) or "not converted")
-        rows.append(ConvRow(name, shape, None, why, conv.in_channels, 0, 0, None))
+        rows.append(ConvRow(name, shape, None, why, conv.in_channels, 0, 0, None, held))
     description = Description(rows)
     description.path = describe_path(
         next((p.device for p in model.parameters()), torch.device("cpu"))

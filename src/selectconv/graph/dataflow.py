@@ -7,16 +7,18 @@ operation then has one of a few kinds, which say how its output channels depend 
 
 import copy
 import operator
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from inspect import signature
+from math import prod
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
@@ -49,16 +51,19 @@ class Kind(Enum):
     INPUT = "input"
     OUTPUT = "output"
     CONV = "conv"  # each output channel from all inputs of its group; filters can be removed
+    TRANSPOSED = "transposed conv"  # the same, with the weight's axes exchanged
     LINEAR = "linear"  # the same, for features (N, C)
-    NORM = "norm"  # channel by channel, with parameters for each
+    NORM = "norm"  # channel by channel, with parameters for each; group norm: group by group
     CHANNELWISE = "channelwise"  # channel by channel
     CONCAT = "concat"  # the channels of one input after those of another
     CHANNEL_PAD = "channel pad"  # zero channels before or after the input's
+    FLATTEN = "flatten"  # the pixels of one channel after those of another, as features
     TENSOR = "tensor"  # a parameter or buffer of the model
     SHAPE = "shape"  # reads sizes other than the number of channels
     OTHER = "other"  # reads all channels, and keeps its own: compressing leaves it alone
 
 
+WEIGHTED = (Kind.CONV, Kind.TRANSPOSED, Kind.LINEAR, Kind.NORM)
 _KIND_OF_OP = {"placeholder": Kind.INPUT, "output": Kind.OUTPUT, "get_attr": Kind.TENSOR}
 _CHANNELWISE = {
     Family.ACTIVATION, Family.ARITHMETIC, Family.AVERAGE_POOL, Family.SPATIAL, Family.RESIZE,
@@ -76,6 +81,7 @@ class Operation:
         shape: of its output; empty where that is not a tensor.
         macs: its multiply-adds in the dense model, by torch's counter.
         module: the module that it calls, if it calls one.
+        name: of that module in the model, also where the model calls a function with its weight.
     """
 
     node: fx.Node
@@ -83,6 +89,7 @@ class Operation:
     shape: tuple[int, ...]
     macs: int
     module: nn.Module | None
+    name: str = ""
 
     @property
     def channels(self) -> int:
@@ -139,9 +146,15 @@ def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
         purify(root, graph)
     traced = fx.GraphModule(root, graph)
     modules, operations = dict(traced.named_modules()), {}
+    owners = {
+        id(own._parameters.get("weight")): name for name, own in model.named_modules() if name
+    }
     for node in graph.nodes:
         module, macs = module_of(modules, node), node.meta["macs"]
-        operations[node] = Operation(node, classify(node, module), shape_of(node), macs, module)
+        weight = None if module is None else module._parameters.get("weight")
+        name = str(node.target) if weight is None else owners.get(id(weight), str(node.target))
+        kind = classify(node, module)
+        operations[node] = Operation(node, kind, shape_of(node), macs, module, name)
     return Dataflow(traced, operations)
 
 
@@ -216,10 +229,17 @@ def classify(node: fx.Node, module: nn.Module | None) -> Kind:
         kind, is_plain = Kind.CHANNELWISE, _is_aligned(node)
     elif family is Family.LAYER and isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         kind, is_plain = Kind.CONV, len(before) == len(module.kernel_size) + 2
+    elif family is Family.LAYER and isinstance(module, _ConvTransposeNd):
+        is_plain = len(before) == len(module.kernel_size) + 2 and module.groups == 1
+        kind = Kind.TRANSPOSED
     elif type(module) is nn.Linear:
         kind, is_plain = Kind.LINEAR, len(before) == 2
     elif family is Family.NORM and isinstance(module, _BatchNorm):
         kind, is_plain = Kind.NORM, module.track_running_stats
+    elif type(module) is nn.GroupNorm:
+        kind = Kind.NORM
+    elif family is Family.REARRANGE and len(before) > 1:
+        kind = _kind_of_rearrangement(node, module, before)
     elif family is Family.MEAN and len(before) > 2:
         dim = argument(node, 1, "dim")
         dims = dim if isinstance(dim, list | tuple) else (dim,)
@@ -231,6 +251,44 @@ def classify(node: fx.Node, module: nn.Module | None) -> Kind:
         added = channel_padding(node, len(before) - 2)
         kind, is_plain = Kind.CHANNEL_PAD if added and any(added) else Kind.CHANNELWISE, bool(added)
     return kind if is_plain else Kind.OTHER
+
+
+def _kind_of_rearrangement(
+    node: fx.Node, module: nn.Module | None, before: tuple[int, ...]
+) -> Kind:
+    """Find the kind of a step that moves values about."""
+    name, after = str(getattr(node.target, "__name__", node.target)), shape_of(node)
+    if name == "squeeze" and after[:2] == before[:2] and argument(node, 1, "dim") is not None:
+        return Kind.CHANNELWISE
+    is_flat = name in ("flatten", "reshape", "view") or type(module) is nn.Flatten
+    return Kind.FLATTEN if is_flat and after == (before[0], prod(before[1:])) else Kind.OTHER
+
+
+def is_channel_operand(flow: Dataflow, op: Operation, other: fx.Node) -> bool:
+    """Return whether an input of a channelwise operation has a channel for each of its outputs."""
+    shape = flow.operations[other].shape
+    can_broadcast = len(op.node.all_input_nodes) > 1
+    return shape[1:2] == op.shape[1:2] and (len(shape) == len(op.shape) or not can_broadcast)
+
+
+def joined(flow: Dataflow, op: Operation) -> Iterator[tuple[fx.Node, slice]]:
+    """Yield the inputs of a concatenation, and where their channels stand in its output."""
+    start = 0
+    for other in argument(op.node, 0, "tensors"):
+        stop = start + flow.operations[other].channels
+        yield other, slice(start, stop)
+        start = stop
+
+
+def find_shared(flow: Dataflow) -> set[fx.Node]:
+    """Find the operations whose parameters another operation has as well."""
+    held = {
+        node: [id(parameter) for parameter in op.module.parameters(recurse=False)]
+        for node, op in flow.operations.items()
+        if op.module is not None
+    }
+    owners = Counter(key for keys in held.values() for key in keys)
+    return {node for node, keys in held.items() if any(owners[key] > 1 for key in keys)}
 
 
 def _is_aligned(node: fx.Node) -> bool:

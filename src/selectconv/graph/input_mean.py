@@ -29,6 +29,7 @@ from selectconv.core.mean_source import (
     SelectedMean,
 )
 from selectconv.core.models import selective_layers
+from selectconv.graph.dataflow import Dataflow, Kind
 from selectconv.graph.operations import (
     ATTRIBUTES,
     IN_PLACE_OPERATORS,
@@ -111,13 +112,38 @@ def find_conv_inputs(
     for conv, values in calls.items():
         source, is_raw = None, not raw.isdisjoint(values)
         if len(values) == 1 and not is_raw:  # a conv that is called twice has no single input
-            source = _Walk(modules, conv).closed_form(values[0], ())
+            walk = _Walk(modules, len(conv.kernel_size), conv.training)
+            source = walk.closed_form(values[0], ())
             if source is not None and source.num_channels != conv.in_channels:
                 source = None
             elif source is not None:
                 source.is_found = True
         inputs[id(conv)] = ConvInput(source, is_raw)
     return inputs, None
+
+
+def closed_form_of(
+    flow: Dataflow, value: fx.Node, modules: dict[str, nn.Module], is_training: bool
+) -> ClosedForm | None:
+    """Find E of a traced value in closed form; None: not shown.
+
+    Args:
+        flow: the traced model.
+        value: what a layer reads.
+        modules: the model's, by name.
+        is_training: whether the layer is in training mode.
+    """
+    op, pixels = flow.operations[value], 1
+    while op.kind is Kind.FLATTEN or family_of(op.node, op.module) is Family.MEAN:
+        if op.kind is Kind.OTHER:
+            return None
+        before = flow.operations[argument(op.node)]
+        pixels *= op.channels // before.channels
+        op = before
+    source = _Walk(modules, len(op.shape) - 2, is_training).closed_form(op.node, ())
+    if source is None or source.num_channels != op.channels:
+        return None
+    return SelectedMean(source, np.arange(op.channels).repeat(pixels).tolist())
 
 
 def _random_state() -> tuple[Any, ...]:
@@ -168,13 +194,14 @@ class _Walk:
 
     Args:
         modules: the model's modules by name.
-        conv: the conv.
+        axes: the conv's spatial axes.
+        is_training: whether the conv is in training mode.
     """
 
-    def __init__(self, modules: dict[str, nn.Module], conv: _ConvNd) -> None:
+    def __init__(self, modules: dict[str, nn.Module], axes: int, is_training: bool) -> None:
         self.modules = modules
-        self.axes = len(conv.kernel_size)
-        self.is_training = conv.training
+        self.axes = axes
+        self.is_training = is_training
 
     def closed_form(self, node: Any, acts: tuple[Call, ...]) -> ClosedForm | None:
         """Find E of `acts(node)` in closed form.

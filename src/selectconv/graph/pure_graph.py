@@ -24,6 +24,7 @@ _ARGUMENTS: dict[Any, tuple[tuple[str, ...], dict[str, Any]]] = {
         {"training": False, "momentum": 0.1, "eps": 1e-5},
     ),
     **dict.fromkeys(_CONVS, _CONV_ARGUMENTS),
+    F.linear: (("weight", "bias"), {}),
 }
 _DROPOUTS = {Family.DROPOUT, Family.ALPHA_DROPOUT}
 
@@ -74,6 +75,7 @@ def _call_module(root: nn.Module, node: fx.Node, made: dict[Any, str]) -> None:
     if node.all_input_nodes[1:] != [arg for arg in read.values() if arg.op == "get_attr"]:
         return
     state = {name: operator.attrgetter(str(arg.target))(root) for name, arg in read.items()}
+    module: nn.Module
     if node.target is F.batch_norm:
         if settings.pop("training") or len(state) < len(names):
             return
@@ -82,9 +84,14 @@ def _call_module(root: nn.Module, node: fx.Node, made: dict[Any, str]) -> None:
         if not all(isinstance(value, nn.Parameter) for value in state.values()):
             return
         out_channels, inputs, *kernel_size = state["weight"].shape
-        kind, in_channels = _CONVS[node.target], inputs * settings["groups"]
+        settings["bias"] = "bias" in state
         with torch.device("meta"):
-            module = kind(in_channels, out_channels, kernel_size, bias="bias" in state, **settings)
+            if node.target is F.linear:
+                module = nn.Linear(inputs, out_channels, **settings)
+            else:
+                in_channels = inputs * settings["groups"]
+                kind = _CONVS[node.target]
+                module = kind(in_channels, out_channels, kernel_size, **settings)
     for name, value in state.items():
         setattr(module, name, value)
     # One that is called twice has one name.

@@ -19,7 +19,7 @@ def test_operations_in_order():
     assert rows == [
         (Kind.INPUT, (2, 3, 8, 8)), (Kind.CONV, maps), (Kind.NORM, maps),
         (Kind.CHANNELWISE, maps), (Kind.CONV, maps), (Kind.NORM, maps), (Kind.CHANNELWISE, maps),
-        (Kind.CONV, maps), (Kind.CHANNELWISE, (2, 12, 1, 1)), (Kind.OTHER, (2, 12)),
+        (Kind.CONV, maps), (Kind.CHANNELWISE, (2, 12, 1, 1)), (Kind.FLATTEN, (2, 12)),
         (Kind.LINEAR, (2, 4)), (Kind.OUTPUT, ()),
     ]  # fmt: skip
     macs = sum(op.macs for op in flow.operations.values())

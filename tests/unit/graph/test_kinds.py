@@ -14,6 +14,7 @@ MODULES = {
     "blind": nn.BatchNorm2d(8, track_running_stats=False), "relu": nn.ReLU(),
     "prelu": nn.PReLU(8), "group": nn.GroupNorm(2, 8), "pool": nn.MaxPool2d(2),
     "select": sc.SelectConv2d(8, 6, 1), "sync": nn.SyncBatchNorm(8),
+    "transposed": nn.ConvTranspose2d(8, 6, 2), "point": nn.AdaptiveAvgPool2d(1),
 }  # fmt: skip
 
 
@@ -39,7 +40,13 @@ def traced(run):
         (lambda n, x: n.relu(x), Kind.CHANNELWISE),
         (lambda n, x: n.prelu(x), Kind.CHANNELWISE),
         (lambda n, x: n.pool(x), Kind.CHANNELWISE),
-        (lambda n, x: n.group(x), Kind.OTHER),
+        (lambda n, x: n.group(x), Kind.NORM),
+        (lambda n, x: n.transposed(x), Kind.TRANSPOSED),
+        (lambda n, x: x.flatten(1), Kind.FLATTEN),
+        (lambda n, x: x.view(x.size(0), -1), Kind.FLATTEN),
+        (lambda n, x: x.flatten(2), Kind.OTHER),
+        (lambda n, x: n.point(x).squeeze(3).squeeze(2), Kind.CHANNELWISE),
+        (lambda n, x: x.transpose(1, 2), Kind.OTHER),
         (lambda n, x: F.silu(x), Kind.CHANNELWISE),
         (lambda n, x: x.contiguous(), Kind.CHANNELWISE),
         (lambda n, x: x.to(torch.float64), Kind.CHANNELWISE),

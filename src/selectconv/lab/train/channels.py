@@ -79,6 +79,7 @@ def selective(
         seed=config.seed,
         target_macs=config.target_macs,
         target_params=config.target_params,
+        granularity=config.granularity,
         example_input=torch.zeros(1, *info.shape, device=next(model.parameters()).device),
     )
     return ChannelMethod(

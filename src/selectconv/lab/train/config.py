@@ -152,6 +152,13 @@ class TrainConfig:
         group="selection",
         default=None,
     )
+    granularity: str = setting(
+        "what de-allocation closes: slot (the paper: an input of one layer) or filter (a channel "
+        "in all its readers; for dealloc)",
+        partial(check_choice, choices=("slot", "filter")),
+        group="selection",
+        default="slot",
+    )
     group_lasso: float = setting(
         "for lgc: strength of the group lasso",
         check_non_negative,
@@ -242,6 +249,8 @@ class TrainConfig:
         if target and target[0] not in method.uses:
             able = ", ".join(name for name, other in METHODS.items() if target[0] in other.uses)
             raise ValueError(f"`{target[0]}` needs one of the methods {able}; got {self.method!r}.")
+        if self.granularity == "filter" and self.method != "dealloc":
+            raise ValueError(f"`granularity` filter needs `method` dealloc, got {self.method!r}.")
         if method.needs_model not in (None, self.model):
             raise ValueError(
                 f"`method` {method.name} needs `model` {method.needs_model}, got {self.model!r}."

@@ -67,7 +67,7 @@ _DEALLOC = MethodInfo(
     rank=1,
     run_by="channels:selective",
     uses=("gamma", "top_k", "max_copies", "stop_at", "grace", "damage", "shift_weight_decay",
-          "target_macs", "target_params", "realloc"),
+          "target_macs", "target_params", "realloc", "granularity"),
     # De-allocation alone needs no shifts (the parameter counts of Table 2).
     network_options={"realloc": "none"},
     is_selective=True,

@@ -1,0 +1,308 @@
+"""Closing whole filters: a channel goes in all its readers at once, so that nothing is gathered.
+
+A selective conv closes its slot. Other readers have no gate: their weights for the channel become
+zero, and so does all that makes the channel. Then neither gets a gradient, so both stay zero, and
+`compress` removes them.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from selectconv.core.ecdm import expected_damage, normalize_ecdm
+from selectconv.core.layer import SelectConvNd
+from selectconv.core.mean_source import ClosedForm, ObservedMean
+from selectconv.core.plan import LayerPlan
+from selectconv.deploy.parts import BLOCK, has_blocks
+from selectconv.errors import AllocationError, MeanSourceError, naming
+from selectconv.graph.channels import ChannelGroup, Mask, by_output, find_groups
+from selectconv.graph.dataflow import trace_dataflow
+from selectconv.graph.input_mean import closed_form_of
+
+
+class Observer:
+    """Observes the input of a layer that is not selective while it trains: a forward pre-hook."""
+
+    def __init__(self, channels: int, device: torch.device) -> None:
+        self.source = ObservedMean(pooled=False)  # rank 0 decides
+        self.mean, self.var = torch.zeros(2, channels, device=device)
+        self.batches = torch.zeros((), dtype=torch.int64, device=device)
+
+    @property
+    def moments(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All that is observed."""
+        return self.mean, self.var, self.batches
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Observe a batch."""
+        if module.training:
+            self.source.observe(inputs[0], *self.moments)
+
+
+@dataclass
+class Reader:
+    """A conv or linear layer that reads channels which can be closed.
+
+    Attributes:
+        layer: the layer.
+        source: where the mean of its input comes from; of a selective conv, the layer knows.
+        channels: (n,) int64, the channels of its input that can be closed.
+        groups: (n,) int64, the numbers of the groups that they belong to.
+    """
+
+    layer: nn.Module
+    source: ClosedForm | Observer | None
+    channels: Tensor
+    groups: Tensor
+
+    @property
+    def weight(self) -> Tensor:
+        """The layer's weight as (O, I, ...)."""
+        weight: Any = self.layer.weight
+        return by_output(self.layer, weight.detach())
+
+    def knows_mean(self) -> bool:
+        """Return whether the mean of the input is known yet."""
+        if isinstance(self.layer, SelectConvNd):
+            return self.layer.knows_mean()
+        return not isinstance(self.source, Observer) or int(self.source.batches) > 0
+
+    def is_open(self) -> Tensor:
+        """Return which channels of the input are still read, (I,) bool, on the CPU."""
+        layer = self.layer
+        if not isinstance(layer, SelectConvNd):
+            return self.weight.transpose(0, 1).flatten(1).any(dim=1).cpu()
+        found = torch.zeros(layer.in_channels, dtype=torch.bool, device="cpu")
+        found[layer.index[layer.gate].cpu()] = True
+        return found
+
+    def shares(self, damage: str) -> Tensor:
+        """Compute each channel's share of every output, nECDM, (I, O), on the CPU."""
+        layer, source = self.layer, self.source
+        if isinstance(layer, SelectConvNd):
+            by_slot = layer.ecdm(normalized=True, damage=damage)
+            shares = torch.zeros_like(by_slot).index_add_(0, layer.index, by_slot)
+        else:
+            assert source is not None
+            is_signed = isinstance(source, Observer) or not source.is_nonnegative
+            weight, known = self.weight, source
+
+            def moment(name: str) -> Tensor:
+                value = getattr(known, name)
+                return (value if isinstance(value, Tensor) else value()).to(weight)
+
+            shares = normalize_ecdm(expected_damage(weight, moment, damage, is_signed))
+        if not bool(shares.isfinite().all()):
+            raise AllocationError(
+                "the layer's weights or input statistics hold NaN or infinite values."
+            )
+        return shares.cpu()
+
+    def plan(self, channels: Tensor) -> LayerPlan:
+        """Return the plan that closes channels of the input."""
+        if isinstance(self.layer, SelectConvNd):
+            gate, index = self.layer.gate.cpu(), self.layer.index.cpu()
+            return LayerPlan(closed=(gate & torch.isin(index, channels)).nonzero().flatten())
+        return LayerPlan(closed=channels)
+
+
+class Filters:
+    """The channels of a model that steps can close in all their readers.
+
+    Args:
+        model: the model, without wrappers.
+        example_input: as for `sc.count`.
+
+    Attributes:
+        groups: channels that go together.
+        readers: who reads them, by name.
+
+    Raises:
+        AllocationError: nothing can be closed; the message says what holds the channels.
+        CompressionError: the model cannot be traced.
+    """
+
+    def __init__(self, model: nn.Module, example_input: Any) -> None:
+        flow = trace_dataflow(model, example_input)
+        found = find_groups(flow, model)
+        modules = dict(model.named_modules())
+        for name, why in found.held.items():
+            if name in modules:
+                modules[name]._selectconv_held = why
+        self.groups: list[ChannelGroup] = [group for group in found.groups if group.readers]
+        if not self.groups:
+            reasons = "; ".join(f"{name}: {why}" for name, why in list(found.held.items())[:4])
+            raise AllocationError(f"no channel of `model` can be closed by filters: {reasons}.")
+        pairs: dict[str, list[tuple[int, int]]] = {}
+        for number, group in enumerate(self.groups):
+            for name, channels in group.readers.items():
+                pairs.setdefault(name, []).extend((channel, number) for channel in channels)
+        self.readers: dict[str, Reader] = {}
+        for name, read in pairs.items():
+            channels, numbers = torch.tensor(read, device="cpu").t()
+            layer, source = modules[name], None
+            if not isinstance(layer, SelectConvNd):
+                source = closed_form_of(flow, found.inputs[name], modules, layer.training)
+            self.readers[name] = Reader(layer, source, channels, numbers)
+        self.blocks = self._find_blocks(modules)
+        self._hooks = []
+        for reader in self.readers.values():
+            if reader.source is None and not isinstance(reader.layer, SelectConvNd):
+                weight = reader.weight
+                reader.source = Observer(weight.shape[1], weight.device)
+                self._hooks.append(reader.layer.register_forward_pre_hook(reader.source))
+
+    def _find_blocks(self, modules: Mapping[str, nn.Module]) -> list[Tensor]:
+        """Return, by depthwise conv that has whole blocks of channels, its groups."""
+        found: dict[str, list[int]] = {}
+        for number, group in enumerate(self.groups):
+            for name in group.makers:
+                conv = modules[name]
+                if isinstance(conv, _ConvNd) and 1 < conv.groups == conv.in_channels:
+                    found.setdefault(name, []).append(number)
+        return [
+            torch.tensor(numbers, device="cpu")
+            for name, numbers in found.items()
+            if has_blocks(cast(_ConvNd, modules[name]).in_channels)
+        ]
+
+    def stop_observing(self) -> None:
+        """Leave the layers alone: no step follows."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def observed_moments(self) -> dict[str, list[Tensor]]:
+        """Return what was observed, by layer."""
+        return {
+            name: [tensor.clone() for tensor in reader.source.moments]
+            for name, reader in self.readers.items()
+            if isinstance(reader.source, Observer)
+        }
+
+    def load_moments(self, state: Mapping[str, Sequence[Tensor]]) -> None:
+        """Restore what `observed_moments` returned."""
+        for name, moments in state.items():
+            source = self.readers[name].source
+            if isinstance(source, Observer):
+                for own, its in zip(source.moments, moments, strict=True):
+                    own.copy_(its)
+
+    def unread(self, plans: Mapping[str, LayerPlan]) -> dict[str, Mask]:
+        """Return what layers that are not selective do not read, now and after these plans."""
+        masks = {}
+        for name, reader in self.readers.items():
+            if not isinstance(reader.layer, SelectConvNd):
+                closed = ~reader.is_open()
+                if name in plans:
+                    closed[plans[name].closed] = True
+                masks[name] = closed.numpy()
+        return masks
+
+    def queue(self, damage: str | None, floor: float) -> "FilterQueue":
+        """Put the groups that can be closed in the order in which a growing gamma closes them.
+
+        Args:
+            damage: as for `SelectConv2d.ecdm`; None: all do the same damage.
+            floor: the part of its channels that a reader keeps; at least one.
+        """
+        return FilterQueue(self, damage, floor)
+
+
+class FilterQueue:
+    """Groups of channels, in the order in which a growing gamma closes them.
+
+    The damage of a group is its largest share of any output of any reader. In that order, shares
+    add up in each reader; a group's level is the largest sum that it leads to, in its worst reader.
+    So closing all groups up to a level takes no more than that from any output.
+
+    Attributes:
+        levels: (Q,), the smallest gamma that closes each unit of the queue: a group, or eight of
+            a depthwise conv's.
+        owners: (Q,), the number of the unit.
+    """
+
+    def __init__(self, filters: Filters, damage: str | None, floor: float) -> None:
+        self._filters = filters
+        count = len(filters.groups)
+        is_open = torch.zeros(count, dtype=torch.bool, device="cpu")
+        largest = torch.zeros(count, dtype=torch.float64, device="cpu")
+        sums: list[tuple[Reader, Tensor, Tensor]] = []
+        if damage and not any(reader.knows_mean() for reader in filters.readers.values()):
+            raise MeanSourceError("no layer has seen any input yet: train the model first.")
+        for name, reader in filters.readers.items():
+            own, place = reader.groups.unique(return_inverse=True)
+            can_close = reader.is_open()
+            is_open[reader.groups[can_close[reader.channels]]] = True
+            if damage is None or not reader.knows_mean():
+                shares = torch.full((len(can_close), 1), 0.0 if damage is None else math.inf)
+            else:
+                with naming(name):
+                    shares = reader.shares(damage)
+            total = shares.new_zeros(len(own), shares.shape[1], dtype=torch.float64)
+            total.index_add_(0, place, shares[reader.channels].double())
+            largest.scatter_reduce_(0, own, total.amax(dim=1), "amax")
+            sums.append((reader, own, total))
+        order = largest.masked_fill(~is_open, -1).argsort(stable=True)
+        rank = order.argsort()
+        levels = torch.zeros(count, dtype=torch.float64, device="cpu")
+        for reader, own, total in sums:
+            by_rank = rank[own].argsort()
+            level = total[by_rank].cumsum(dim=0).amax(dim=1)
+            open_channels = reader.is_open()
+            widths = torch.zeros(count).index_add_(
+                0, reader.groups, open_channels[reader.channels].float()
+            )[own[by_rank]]
+            room = int(open_channels.sum()) - max(1, math.ceil(floor * len(open_channels)))
+            level[widths.cumsum(0) > room] = math.inf
+            levels.scatter_reduce_(0, own[by_rank], level, "amax")
+        levels[~is_open] = math.inf
+        self._units = _bundle(filters, levels)
+        self.levels = torch.stack([levels[unit].amax() for unit in self._units] or [levels[:0]])
+        self.owners = torch.arange(len(self._units), device="cpu")
+
+    def plans(self, places: Iterable[int]) -> dict[str, LayerPlan]:
+        """Return, by layer, the plan that closes the groups at these places of the queue."""
+        chosen = torch.cat([self._units[place] for place in places] or [self.owners[:0]])
+        filters = self._filters
+        plans = {}
+        for name, reader in filters.readers.items():
+            channels = reader.channels[torch.isin(reader.groups, chosen)]
+            if len(channels):
+                plans[name] = reader.plan(channels.sort().values)
+        silenced: dict[str, list[int]] = {}
+        for group in (filters.groups[number] for number in chosen.tolist()):
+            if any(not isinstance(filters.readers[n].layer, SelectConvNd) for n in group.readers):
+                for name, made in group.makers.items():
+                    silenced.setdefault(name, []).extend(made)
+        for name, made in silenced.items():
+            outputs = torch.tensor(sorted(made), device="cpu")
+            plans[name] = LayerPlan(closed=plans.get(name, LayerPlan()).closed, filters=outputs)
+        return plans
+
+
+def _bundle(filters: Filters, levels: Tensor) -> list[Tensor]:
+    """Return the groups that are closed together, in the order of their levels.
+
+    A depthwise conv with whole blocks of channels keeps whole blocks: many runtimes are slow
+    without. The last groups of it, too few for a block, stay.
+    """
+    rest = levels.argsort(stable=True)
+    rest = rest[levels[rest].isfinite()]
+    units = list(rest[~torch.isin(rest, torch.cat([rest[:0], *filters.blocks]))].split(1))
+    for groups in filters.blocks:
+        own = rest[torch.isin(rest, groups)]
+        units += own[: len(own) // BLOCK * BLOCK].split(BLOCK) if len(own) >= BLOCK else ()
+    return sorted(units, key=lambda unit: float(levels[unit].amax()))
+
+
+def clear_channels(layer: nn.Module, tensor: Tensor, plan: LayerPlan) -> None:
+    """Zero what belongs to a plan's channels in a parameter of a layer, or in its state."""
+    view = by_output(layer, tensor) if tensor.ndim > 1 else tensor
+    view.index_fill_(0, plan.filters.to(tensor.device), 0)
+    if tensor.ndim > 1 and not isinstance(layer, SelectConvNd):
+        view.index_fill_(1, plan.closed.to(tensor.device), 0)

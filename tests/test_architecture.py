@@ -35,7 +35,7 @@ ROOMS = {
     "root": Room(0, 219, 5),
     "core": Room(1, 1508, 11),
     "graph": Room(2, 1274, 6),
-    "deploy": Room(3, 927, 5),
+    "deploy": Room(3, 973, 5),
     "allocate": Room(4, 1304, 4),
     "integrations": Room(5, 172, 0),
     "zoo": Room(6, 437, 6),
@@ -46,8 +46,8 @@ ROOMS = {
     "report": Room(9, 828, 2),
     "cli": Room(10, 723, 0),
 }
-MOST_STATEMENTS, MOST_FUNCTIONS = 9726, 891
-MOST_IN_TESTS = 11_808
+MOST_STATEMENTS, MOST_FUNCTIONS = 9772, 897
+MOST_IN_TESTS = 11_846
 # soak/, benchmarks/, results/, examples/ and docs/: no place to hide statements.
 MOST_BESIDE = 2955
 MOST_LINES, LONGEST_FUNCTION = 400, 50  # of a file; of a function, without its docstring

@@ -70,11 +70,17 @@ def test_compress_says_why_a_re_allocated_network_is_larger(capsys, tmp_path):
 
 def test_export_writes_an_onnx_file(run, model, capsys, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
-    assert main(["export", str(run), "--out", str(tmp_path / "model.onnx")]) == 0
-    assert "agrees with PyTorch" in capsys.readouterr().out
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    (got,) = session.run(None, {session.get_inputs()[0].name: IMAGES.numpy()})
-    torch.testing.assert_close(torch.from_numpy(got), model(IMAGES), rtol=1e-3, atol=1e-3)
+    words = ["export", str(run), "--out", str(tmp_path / "model.onnx")]
+    for dynamic, images in ([], IMAGES), (["--dynamic", "size"], IMAGES.repeat(1, 1, 1, 2)):
+        assert main([*words, *dynamic]) == 0
+        said = capsys.readouterr().out
+        assert "agrees with PyTorch" in said
+        assert ("two sizes" in said) == bool(dynamic)
+        session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+        (got,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+        torch.testing.assert_close(torch.from_numpy(got), model(images), rtol=1e-3, atol=1e-3)
+    assert main([*words, "--dynamic", "sise"]) == 2
+    assert "`dynamic` must be one of size; got 'sise'" in complaint(capsys)
 
 
 @pytest.mark.parametrize("verb", ["compress", "export"])

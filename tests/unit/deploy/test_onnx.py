@@ -1,10 +1,13 @@
 """ONNX files agree with PyTorch, hold standard operators only, and appear whole or not at all."""
 
 import sys
+from collections import OrderedDict
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import selectconv as sc
 from scrambled import Magnified, scramble
@@ -130,3 +133,64 @@ def test_a_size_among_the_outputs(tmp_path):
     outputs = open_session(path)(x)
     torch.testing.assert_close(outputs[0], model(x)["y"], rtol=1e-4, atol=1e-5)
     assert int(outputs[1]) == 2
+
+
+# Names and sizes
+
+
+def run_unet(net, x):
+    a = net.a(x).relu()
+    b = net.b(F.max_pool2d(a, 2))
+    y = net.c(torch.cat([a, F.interpolate(b, scale_factor=2)], 1)).relu()
+    # Values inside the graph are called relu and cat, and its input x.
+    return OrderedDict({"relu": y, "cat": -a, "x": y.mean((2, 3)), "maps": [a, {"deep": b}]})
+
+
+def unet():
+    convs = {"a": nn.Conv2d(3, 8, 3, padding=1), "b": nn.Conv2d(8, 8, 3, padding=1)}
+    return scramble(sc.convert(Net(run_unet, **convs, c=nn.Conv2d(16, 8, 1)), X)).eval()
+
+
+@pytest.mark.parametrize("dynamic", [None, "size"])
+def test_outputs_keep_their_names_and_maps_may_have_any_size(dynamic, tmp_path):
+    model, path = unet(), tmp_path / "m.onnx"
+    sc.export_onnx(model, path, X, dynamic=dynamic)
+    names = [value.name for value in onnx.load(path).graph.output]
+    assert names == ["relu", "cat", "x_out", "maps.0", "maps.1.deep"]
+    x = torch.randn(2, 3, *((8, 8) if dynamic is None else (6, 20)))
+    with torch.no_grad():
+        wanted = tree_leaves(model(x))
+    for got, want in zip(open_session(path)(x), wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+
+
+def shifted_out_of_the_frame():
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), sc.SelectConv2d(8, 4, 1))
+    model[2].shift.data[0], model[2].shifted[0] = 9.0, True  # out of maps of 8 x 8
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "why"),
+    [
+        (lambda: nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten(), nn.Linear(128, 2)), "shapes"),
+        (
+            lambda: Net(
+                lambda net, x: net.a(x if x.shape[-1] > 4 else -x), a=sc.SelectConv2d(3, 2, 1)
+            ),
+            "depends on shapes",
+        ),
+        (lambda: nn.Sequential(nn.Conv2d(3, 2, 1), nn.AdaptiveAvgPool2d(4)), "output 0"),
+        (shifted_out_of_the_frame, "output 0"),
+    ],
+    ids=["linear", "branch", "pool", "shift"],
+)
+def test_a_model_that_is_fixed_to_its_size_is_told(build, why, tmp_path):
+    with pytest.raises(sc.ExportError, match=f"fixed to the size of `example_input`.*{why}"):
+        sc.export_onnx(build(), tmp_path / "m.onnx", X, dynamic="size")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_refuses_what_cannot_be_dynamic(tmp_path):
+    with pytest.raises(ValueError, match="`dynamic` must be one of size; got 'foo'"):
+        sc.export_onnx(conv_net(), tmp_path / "m.onnx", X, dynamic="foo")

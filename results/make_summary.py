@@ -1,4 +1,4 @@
-"""Write the summaries of README, results/README.md and docs/auto_gamma.md, and README's figure.
+"""Write the summaries of README, results/README.md and docs/auto_gamma.md, and their figures.
 
 `make results` calls it.
 
@@ -8,15 +8,17 @@ Everything comes from the runs' files.
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from selectconv.lab.report.collect import collect
 from selectconv.lab.report.compare import Group, Row, group_runs
+from selectconv.lab.report.figure import draw_figure
+from selectconv.lab.report.figures_of_methods import draw_costs
 from selectconv.lab.report.findings import Finding, find_out, judge
-from selectconv.lab.report.statistics import LEVEL, compare, show_p
+from selectconv.lab.report.statistics import LEVEL, compare, half_interval, show_p
 from selectconv.lab.report.tables import show_spread
 from selectconv.lab.reproduce.grid import TABLES, load_grid
 
@@ -26,7 +28,7 @@ PAGES = {
     ROOT / "results" / "README.md": "long",
     ROOT / "docs" / "auto_gamma.md": "auto",
 }
-FIGURE = ROOT / "results" / "pairs.svg"
+FIGURE, FIGURES = ROOT / "results" / "pairs.svg", ROOT / "results" / "figures"
 BEGIN, END = "<!-- from here: results/make_summary.py -->", "<!-- to here -->"
 SCALE = "reduced"
 # Settings of the screening: their names, and where their comparison's runs are.
@@ -38,7 +40,7 @@ SETTINGS = {
         "MobileNetV2-like, CIFAR-10, 10,000 x 40",
         "table1/runs/selectconv.lab.reproduce.networks-small_mobilenet-cifar10",
     ),
-    "F": ("ResNet, CIFAR-10, 10,000 x 20 (not used to design it)", ""),
+    "F": ("ResNet, CIFAR-10, 10,000 x 20 (two earlier designs of `auto` had been run on it)", ""),
     "G": ("CondenseNet, CIFAR-10, 10,000 x 20 (not used to design it)", ""),
 }
 # The seeds of the comparison of gamma="auto" that was fixed beforehand.
@@ -77,8 +79,8 @@ def as_table(head: str, rows: Iterable[Sequence[str]]) -> str:
 def write_short() -> str:
     """Compare select with plain, one line per training."""
     head = """\
-| training | plain | select | relative change: error | p | loss | p |
-|---|---|---|---|---|---|---|"""
+| training | plain | select | relative change: error | p | loss | p | cost |
+|---|---|---|---|---|---|---|---|"""
     rows = [
         [
             group.title + missing,
@@ -86,10 +88,33 @@ def write_short() -> str:
             show(found["error"].row),
             *answer(found["error"]),
             *answer(found.get("loss")),
+            show_costs(found["error"].against, found["error"].row),
         ]
         for group, missing, found in load_pairs()
     ]
     return as_table(head, rows)
+
+
+def show_costs(plain: Row, select: Row) -> str:
+    """Show what select costs as a multiple of plain: deployed, and in training.
+
+    In training: the fastest epoch of the second half, over all seeds; others met a busy machine.
+    """
+    params, macs = (
+        fmean(getattr(cost, name) for cost in select.costs("deployed"))
+        / fmean(getattr(cost, name) for cost in plain.costs("deployed"))
+        for name in ("params", "macs")
+    )
+    [time] = [run.time["value"] for run in select.runs.values() if run.time]
+    before, after = (
+        min(
+            line["seconds"]
+            for run in row.runs.values()
+            for line in run.metrics[len(run.metrics) // 2 :]
+        )
+        for row in (plain, select)
+    )
+    return f"{params:.2f}, {macs:.2f}, {time:.2f}; {after / before:.2f}"
 
 
 def answer(finding: Finding | None) -> list[str]:
@@ -198,7 +223,7 @@ def read_trials(setting: str) -> list[dict[str, Any]]:
 def write_auto() -> str:
     """Compare `gamma="auto"` with gammas that were set by hand, on the same seeds."""
     head = """\
-| training | seeds | plain | best gamma by hand | `auto` | difference |
+| training | seeds | plain | best gamma by hand | `auto` | difference, points (95 % interval) |
 |---|---|---:|---:|---:|---:|"""
     rows = []
     for setting, (title, folder) in SETTINGS.items():
@@ -218,7 +243,16 @@ def write_auto() -> str:
             )
             auto = fmean(found[seed]["holdout_error"] for seed in seeds)
             errors = [f"{error:.2f} %" for error in (plain, hand, auto)]
-            rows.append([title, ", ".join(map(str, seeds)), *errors, f"{auto - hand:+.2f}"])
+            difference = f"{auto - hand:+.2f}"
+            if seeds[0] < 200:
+                reach = half_interval(
+                    [
+                        found[seed]["holdout_error"] - read_measure(folder, "select", seed, "error")
+                        for seed in seeds
+                    ]
+                )
+                difference += f" ({auto - hand - reach:+.2f} to {auto - hand + reach:+.2f})"
+            rows.append([title, ", ".join(map(str, seeds)), *errors, difference])
     words = "With paired t-tests, on the seeds that were fixed beforehand:"
     return "\n".join([as_table(head, rows), "", words, "", *state_auto()])
 
@@ -271,7 +305,23 @@ def write_long() -> str:
             lines += [title, ""]
         if findings:
             lines += [f"{group.title}:", "", *(f"- {one.sentence}" for one in findings), ""]
+            lines += [f"![{words}](figures/{name})" for name, words, _ in draw_group(table, group)]
+            lines.append("")
     return "\n".join([*lines, "### Every trial of the screening", "", write_screening()])
+
+
+@cache
+def draw_group(table: str, group: Group) -> list[tuple[str, str, str]]:
+    """Draw the errors of three or more rows against their deployed cost: file, words, SVG."""
+    place = [one for name, one, _ in load_groups() if name == table].index(group)
+    figures = []
+    for kind in ("macs", "time"):
+        name = f"{table}-{place}-{kind}"
+        draw = partial(draw_costs, group, time=kind == "time")
+        figure = draw_figure(f"Error against deployed {kind}", group.title, draw, name)
+        if figure is not None and len([row for row in group.rows if row.runs]) > 2:
+            figures.append((f"{name}.svg", figure.title, figure.alone))
+    return figures
 
 
 def fill(page: str, summary: str) -> str:
@@ -288,7 +338,8 @@ def write_pages() -> dict[Path, str]:
         path: fill(path.read_text(encoding="utf-8"), summaries[kind])
         for path, kind in PAGES.items()
     }
-    return {**pages, FIGURE: draw_pairs()}
+    costs = [one for table, group, _ in load_groups() for one in draw_group(table, group)]
+    return {**pages, FIGURE: draw_pairs(), **{FIGURES / name: text for name, _, text in costs}}
 
 
 if __name__ == "__main__":

@@ -42,12 +42,12 @@ ROOMS = {
     "data": Room(6, 787, 4),
     "train": Room(7, 1053, 7),
     "bench": Room(8, 259, 5),
-    "reproduce": Room(8, 235, 4),
-    "report": Room(9, 828, 2),
-    "cli": Room(10, 723, 0),
+    "reproduce": Room(8, 273, 4),
+    "report": Room(9, 928, 2),
+    "cli": Room(10, 729, 0),
 }
-MOST_STATEMENTS, MOST_FUNCTIONS = 9772, 897
-MOST_IN_TESTS = 11_846
+MOST_STATEMENTS, MOST_FUNCTIONS = 9916, 908
+MOST_IN_TESTS = 11_912
 # soak/, benchmarks/, results/, examples/ and docs/: no place to hide statements.
 MOST_BESIDE = 2955
 MOST_LINES, LONGEST_FUNCTION = 400, 50  # of a file; of a function, without its docstring

@@ -1,6 +1,7 @@
 """Which runs are compared, and what is found: the questions, their sequence, the statistics."""
 
 import math
+import random
 
 import pytest
 from scipy import stats
@@ -70,8 +71,51 @@ def test_an_error_is_not_tested_where_the_losses_do_not_differ(tmp_path):
     write_pair(tmp_path, [(29.0, 0.89), (29.9, 0.97), (31.0, 0.93)])
     loss, error = ask(tmp_path)
     assert loss.p > 0.05 > error.p
-    assert loss.verdict == "no difference found at the level of 0.05"
+    assert loss.verdict.startswith("no difference found at the level of 0.05; a change of ")
     assert error.verdict == "not tested: the preceding test was not significant"
+
+
+def test_the_smallest_visible_change_is_found_in_four_of_five_trials():
+    # By simulation: pairs whose true difference is the one that is called visible.
+    draw, before = random.Random(0), dict.fromkeys(range(5), 100.0)
+    differences = (-2, 2, -2, 2, 0)  # of standard deviation 2
+    least = compare(before, {s: 100.0 + d for s, d in enumerate(differences)}).least
+    trials = [{s: 100 + least + draw.gauss(0, 2) for s in range(5)} for _ in range(1000)]
+    found = [compare(before, trial).p < 0.05 for trial in trials]
+    assert sum(found) / 1000 == pytest.approx(0.8, abs=0.04)
+
+
+def test_several_networks_are_asked_in_the_order_of_their_contest(tmp_path):
+    questions = [
+        {"arm": "slots", "against": "plain", "margin": 3},
+        {"arm": "slots", "against": "thin", "measure": "loss"},
+        {"arm": "plain", "against": "thin"},
+        {"arm": "slots", "against": "thin"},
+    ]
+    runs = []
+    for arm, method, width, scores in (
+        ("slots", "dealloc", 4, [(31.0, 0.9), (32.5, 0.93), (33.0, 0.95)]),
+        ("thin", "plain", 3, [(33.0, 1.1), (33.0, 1.11), (33.0, 1.13)]),
+        ("plain", "plain", 4, PLAIN),
+    ):
+        for seed, holdout in enumerate(scores):
+            options = {"growth_rate": width, "units": [1, 1]}
+            settings = {**SETTINGS, "method": method, "model_options": options, "seed": seed}
+            runs.append(PlannedRun(f"{arm}-{seed}", settings, contest="few", arm=arm))
+            write_run(tmp_path / runs[-1].name, **settings, holdout=holdout)
+    contest = {"title": "Few", "test": "In order.", "questions": questions}
+    grid = Grid("table2", "", "", "", "", tuple(runs), contests={"few": contest})
+    within, loss, error, last = ask(tmp_path, grid)
+    assert within.verdict == "shown to be within 3 points"
+    assert (loss.row.name, loss.against.name) == ("slots", "thin")
+    assert loss.verdict == "lower at the level of 0.05"
+    assert error.verdict.startswith("no difference found")
+    assert last.verdict == "not tested: the preceding test was not significant"
+    [group] = group_runs(collect([tmp_path]).runs, grid)
+    table = build_table(group)
+    assert table.title == "Few"
+    assert [row["method"].split()[0] for row in table.rows] == ["slots", "thin", "plain"]
+    assert "In order." in table.caption
 
 
 def test_a_setting_that_is_gone_is_compared_with_plain_and_then_with_its_absence(tmp_path):

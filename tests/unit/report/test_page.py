@@ -3,6 +3,7 @@
 import json
 import re
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from fake_runs import seal, write_run
+from selectconv.lab.cli.main import main
 from selectconv.lab.report.collect import Collection, collect
 from selectconv.lab.report.compare import group_runs
 from selectconv.lab.report.figure import render
@@ -71,21 +73,35 @@ def test_methods_are_set_side_by_side_by_seed(tmp_path):
                               ("select", 2, 5.0), ("shift", 0, 18.0)]:  # fmt: skip
         write_run(tmp_path / f"{name}-{seed}", method=name, seed=seed, error=error)
     figures = figures_of(tmp_path)
-    pairs = figures["Paired differences by seed"]
-    assert "Pairs: +S 1, +D+R zero+shift (select) 1." in pairs.caption  # seed 2 has no plain run
-    assert 'role="img" aria-label="Paired differences by seed"' in pairs.body
+    costs = figures["Error against deployed multiply-adds"]
+    assert 'role="img" aria-label="Error against deployed multiply-adds"' in costs.body
+    assert "Error against time" not in figures  # nobody measured it
     assert "plain (seed 0)" in figures["Test loss of the median runs"].body
     assert re.match(r".*\+S shifts \d+ slots, select", figures["Slots that are shifted"].caption)
     assert figures["Where channels were de- and re-allocated"].is_wide
-    assert not pairs.is_wide
+    assert not costs.is_wide
     # The weights were not kept.
     for title in OF_WEIGHTS:
         assert "it needs the run&#39;s last.safetensors" in figures[title].body
 
 
-def test_without_a_baseline_nothing_is_paired(tmp_path):
-    write_run(tmp_path / "s", method="select")
-    assert "Paired differences by seed" not in figures_of(tmp_path)
+def test_times_are_measured_and_drawn_and_figures_are_saved(tmp_path, capsys):
+    pytest.importorskip("onnxruntime", reason="times are those of ONNX Runtime (the onnx extra)")
+    for method in ("plain", "select", "slimming"):
+        write_run(tmp_path / "runs" / method, method=method)
+    report = build_report(collect([tmp_path]), time=True)
+    times = {run.name: run.time for run in collect([tmp_path]).runs}
+    assert times["plain"]["value"] == 1
+    assert (times["select"]["over"], times["select"]["threads"]) == ("plain", 1)
+    assert not times["slimming"]  # its weights were not kept, and nothing else knows its shape
+    [table] = report.tables
+    assert [row["time"] for row in table.rows] == ["1.00", f"{times['select']['value']:.2f}", ""]
+    where = ["--out", str(tmp_path / "page.html"), "--figures", str(tmp_path / "figures")]
+    assert main(["report", str(tmp_path), *where]) == 0
+    files = {path.name: path.read_text() for path in (tmp_path / "figures").iterdir()}
+    assert files == report.figures
+    assert "0-error-against-time.svg" in files
+    assert all(ElementTree.fromstring(text).tag.endswith("svg") for text in files.values())
 
 
 @pytest.mark.parametrize("num_images", [1, 2, 40])

@@ -2,7 +2,9 @@
 
 import pytest
 
+from selectconv.lab.data import dataset_info
 from selectconv.lab.reproduce.grid import SCALES, TABLES, load_grid
+from selectconv.lab.train.network import build_model
 
 # Section 3 and supplement B: epochs of each pair, three seeds.
 PAPER_EPOCHS = {
@@ -97,6 +99,23 @@ def test_the_reduced_table_2_sets_the_same_cost_for_every_method():
     assert {run.config.target_macs for run in dense} == {None, 0.5}
     condense = [run for run in runs if run.config.model == "condensenet182"]
     assert set(seeds_by(condense, lambda run: run.config.method)) == {"plain", "lgc", "dealloc"}
+
+
+@pytest.mark.parametrize(
+    ("table", "contest", "num_arms", "seeds"),
+    [("table1", "equal-cost", 5, 10), ("table2", "spare", 5, 10), ("table2", "resnet20", 4, 3)],
+)
+def test_contests_have_the_same_seeds_for_all_arms(table, contest, num_arms, seeds):
+    grid = load_grid(table, "reduced")
+    runs = [run for run in grid.runs if run.contest == contest]
+    arms = seeds_by(runs, lambda run: run.arm)
+    assert len(arms) == num_arms
+    assert all(own == set(range(30, 30 + seeds)) for own in arms.values())
+    asked = [question[key] for question in grid.contests[contest]["questions"]
+             for key in ("arm", "against")]  # fmt: skip
+    assert set(asked) <= set(arms)
+    for run in {run.arm: run for run in runs}.values():  # each network can be built
+        build_model(run.config, dataset_info(run.config.data, run.config.image_size))
 
 
 def test_the_fair_table_2_is_that_of_the_protocol():

@@ -46,6 +46,11 @@ ARGUMENTS = [
     switch(
         "--no-run", "train nothing; write the tables and the page of the runs that are finished"
     ),
+    switch(
+        "--time",
+        "train nothing; measure each row's deployed network in ONNX Runtime beside the plain one, "
+        "then write the tables, which show the times from then on",
+    ),
     switch("--dry-run", "list the runs and how long they would take, and stop"),
 ]
 
@@ -64,14 +69,15 @@ def run(options: Namespace) -> None:
         check_non_negative("gpus_per_run", options.gpus_per_run)
     default = Path("reproduce") / f"{grid.table}-{grid.scale}"
     out = check_folder(default if options.out is None else options.out)
-    if options.dry_run and options.no_run:
+    if options.dry_run and (options.no_run or options.time):
         raise UsageError(
-            "--dry-run and --no-run cannot be combined: list the runs, or write the tables."
+            "--dry-run cannot be combined with --no-run or --time: list the runs, or write the "
+            "tables."
         )
     console = Console(soft_wrap=True, highlight=False, markup=False)
-    if options.no_run:
+    if options.no_run or options.time:
         with locked(out):
-            write_report(grid, out, {}, console)
+            write_report(grid, out, {}, console, time=options.time)
     elif options.dry_run:
         show_plan(grid, chosen, out, options.jobs, console)
     else:
@@ -155,7 +161,7 @@ def run_grid(
 
 
 def write_report(
-    grid: Grid, out: Path, problems: dict[str, str], console: Console
+    grid: Grid, out: Path, problems: dict[str, str], console: Console, *, time: bool = False
 ) -> dict[str, str]:
     """Write the grid's tables and its page from what is finished.
 
@@ -175,7 +181,7 @@ def write_report(
     for name, why in damaged.items():
         console.print(f"{name} is done but cannot be reported: {why}")
     known = damaged | problems
-    for path in build_report(found, grid, known).write(out):
+    for path in build_report(found, grid, known, time=time).write(out):
         console.print(f"wrote {path}")
     return known
 

@@ -23,6 +23,7 @@ from selectconv.lab.train.run_folder import (
     HOLDOUT,
     LAST,
     METRICS,
+    TIME,
     RunFolder,
 )
 from selectconv.lab.zoo.learned_group_conv import condense
@@ -67,6 +68,8 @@ class Run:
         size: of its network for one image, without closed slots and what only they read. Shift
             biases do not count, as in the paper. None: of a slimmed network it is known from the
             weights alone, and they were not kept.
+        deployed: of what `compress` writes, with the convs that shift.
+        time: what `reproduce --time` measured of it; empty where it did not.
     """
 
     path: Path
@@ -77,6 +80,8 @@ class Run:
     holdout: dict[str, Any]
     layers: list[LayerHistory]
     size: Cost | None
+    deployed: Cost | None
+    time: dict[str, Any]
 
     @property
     def name(self) -> str:
@@ -154,23 +159,43 @@ def read_run(path: Path) -> Run:
         raise ValueError("it has no test images, so there is no error to report.")
     environment = folder.read_environment()
     holdout = json.loads(folder.check(HOLDOUT).read_bytes()) if config.holdout else {}
-    log = folder.check(ALLOCATION)
+    info, time = run_data(path, config), folder / TIME
+    image = torch.zeros(1, *info.shape)
+    network, layers = rebuild(path, config, metrics)
+    is_unknown = config.method_info.cuts and not (folder / LAST).exists()
+    deployed = size = None if is_unknown else count(network, image)
+    if layers:
+        model = build_model(config, info)
+        for layer in layers:
+            closed = [slot for slot, state in enumerate(layer.states[-1]) if state == CLOSED]
+            selective_layers(model)[layer.name].close(closed)
+        size = count(model, image)
+    timed = json.loads(time.read_bytes()) if time.exists() else {}
+    return Run(path, config, gone, metrics, environment, holdout, layers, size, deployed, timed)
+
+
+def rebuild(
+    path: Path, config: TrainConfig, metrics: Sequence[dict[str, Any]]
+) -> tuple[nn.Module, list[LayerHistory]]:
+    """Rebuild a run's network from its log, and what happened to its slots.
+
+    It has the shape of the network that is deployed, with fresh weights; shifts are as drawn.
+    Of a slimmed network, only its weights know the shape.
+    """
+    info, method, weights = run_data(path, config), config.method_info, path / LAST
+    log = RunFolder(path).check(ALLOCATION)
     steps = read_log(log) if log.exists() else []
-    info, method, weights = run_data(path, config), config.method_info, folder / LAST
     model = build_model(config, info)
-    layers: list[LayerHistory] = []
     if method.is_selective:
-        layers = _replay(build_model(config, info), steps, metrics)
-    elif not method.cuts:
+        layers = _replay(model, steps, metrics)
+        if not method.moves:
+            method.build(config, info, model, None)  # +S draws its shifts before the training
+        return model, layers
+    if not method.cuts:
         condense(model, steps)
     elif weights.exists():
         load_weights(weights, model, slimmed=True)
-    for layer in layers:
-        closed = [slot for slot, state in enumerate(layer.states[-1]) if state == CLOSED]
-        selective_layers(model)[layer.name].close(closed)
-    is_unknown = method.cuts and not weights.exists()
-    size = None if is_unknown else count(model, torch.zeros(1, *info.shape))
-    return Run(path, config, gone, metrics, environment, holdout, layers, size)
+    return model, []
 
 
 def _replay(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from selectconv.deploy.cost import Cost
 from selectconv.lab.report.collect import Run
 from selectconv.lab.reproduce.grid import Grid
 from selectconv.lab.train.config import TrainConfig, setting_names
@@ -28,6 +29,7 @@ class Row:
         endpoint: what errors and losses are of, as for its comparison.
         named: settings that are part of its name: tuning in which the rows of its comparison
             differ, and ways of selecting in which rows of the same method do.
+        label: its name in a comparison of several networks, in place of all that.
     """
 
     method: str
@@ -38,6 +40,7 @@ class Row:
     unused: list[Run] = field(default_factory=list)
     endpoint: str = "test"
     named: list[str] = field(default_factory=list)
+    label: str = ""
 
     @property
     def arm(self) -> str:
@@ -49,11 +52,16 @@ class Row:
     def name(self) -> str:
         """Its arm, and the settings that tell it from other rows."""
         words = [f"{name} {self.settings[name]}" for name in self.named]
-        return f"{self.arm} ({', '.join(words)})" if words else self.arm
+        return self.label or (f"{self.arm} ({', '.join(words)})" if words else self.arm)
 
     def measured(self, measure: str) -> dict[int, float]:
         """Return the last weights' "error" or "loss" at the endpoint, by seed."""
         return {seed: run.score(self.endpoint, measure) for seed, run in self.runs.items()}
+
+    def costs(self, kind: str) -> list[Cost]:
+        """Return the runs' "size" or "deployed" cost, as far as it is known."""
+        found = (getattr(run, kind) for run in self.runs.values())
+        return [cost for cost in found if cost is not None]
 
 
 NO_ROW = Row("", {}, {})  # stands for a method that has no finished run
@@ -68,12 +76,14 @@ class Group:
         grid: where its runs were planned, and the questions about them.
         rows: one for each method, in the order of Section 3.3.
         apart: settings that tell it from other comparisons with the same title.
+        contest: of several networks: its title, test and questions, as the grid has them.
     """
 
     config: dict[str, Any]
     grid: Grid
     rows: list[Row] = field(default_factory=list)
     apart: list[str] = field(default_factory=list)
+    contest: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def runs(self) -> list[Run]:
@@ -123,7 +133,7 @@ class Group:
             f"at {size}x{size}" if size else "",
         ]
         end = [f"{config['epochs']} epochs", *(f"{name} {config[name]}" for name in self.apart)]
-        return ", ".join([" ".join(filter(None, words)), *end])
+        return self.contest.get("title") or ", ".join([" ".join(filter(None, words)), *end])
 
 
 def group_runs(
@@ -139,22 +149,28 @@ def group_runs(
     groups: dict[tuple[Any, ...], Group] = {}
     rows: dict[tuple[Any, ...], Row] = {}
 
-    def row_of(config: TrainConfig, gone: dict[str, Any]) -> Row:
+    planned = {run.name: run for run in grid.runs}
+    arms = list(dict.fromkeys((run.contest, run.arm) for run in grid.runs))
+
+    def row_of(name: str, config: TrainConfig, gone: dict[str, Any]) -> Row:
         settings = config.to_dict()
         place, rank, row = _place(settings, gone)
-        groups.setdefault(place, Group(settings, grid))
+        contest = planned[name].contest if name in planned else ""
+        if contest:
+            place, row.label = ("", contest), planned[name].arm
+            rank = (arms.index((contest, row.label)),)
+        groups.setdefault(place, Group(settings, grid, contest=grid.contests.get(contest, {})))
         return rows.setdefault((place, rank), row)
 
     names = set()
     for run in runs:
-        row = row_of(run.config, run.gone)
+        row = row_of(run.name, run.config, run.gone)
         names.add(run.name)
         if row.runs.setdefault(run.config.seed, run) is not run:
             row.unused.append(run)
-    for planned in grid.runs:
-        if planned.name not in names:
-            reason = (problems or {}).get(planned.name, "not finished")
-            row_of(planned.config, {}).missing[planned.name] = reason
+    for name in [name for name in planned if name not in names]:
+        reason = (problems or {}).get(name, "not finished")
+        row_of(name, planned[name].config, {}).missing[name] = reason
     for (place, _), row in sorted(rows.items(), key=lambda item: item[0]):
         groups[place].rows.append(row)
     ordered = [groups[place] for place in sorted(groups)]

@@ -21,6 +21,11 @@ _COLUMN_INCHES = 6.25  # figures that are wider take the whole width
 INK, GRID = "#010203", "#c0c1c2"
 _VARIABLES = {INK: "currentColor", GRID: "var(--grid)"}
 COLOURS = {method.name: method.colour for method in METHODS.values()}
+# In a file of its own, a figure has no page to take its colours from.
+_ALONE = (
+    "<style>svg { color: #1f2328; --grid: #c9cfd8 } @media (prefers-color-scheme: dark) "
+    "{ svg { color: #f0f6fc; --grid: #3a4452 } }</style>"
+)
 _STYLE = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -68,6 +73,11 @@ class Figure:
     caption: str
     body: Markup
     is_wide: bool = False
+
+    @property
+    def alone(self) -> str:
+        """Its SVG, for a file of its own."""
+        return str(self.body).replace(">", f">{_ALONE}", 1) + "\n"
 
 
 def draw_figure(title: str, subject: str, draw: Draw, name: str) -> Figure | None:

@@ -5,12 +5,14 @@ Each function gets a comparison and pyplot, and returns a figure with its captio
 
 import math
 from collections.abc import Iterable
+from itertools import cycle
 from statistics import mean
 from typing import Any
 
 from selectconv.lab.report.collect import Run
 from selectconv.lab.report.compare import Group, Row
 from selectconv.lab.report.figure import COLOURS, GRID, INK
+from selectconv.lab.report.statistics import half_interval
 
 
 def draw_errors(group: Group, plt: Any) -> tuple[Any, str]:
@@ -27,6 +29,30 @@ def draw_errors(group: Group, plt: Any) -> tuple[Any, str]:
     axes.set_ylabel(f"{group.endpoint} error, last epoch (%)")
     counts = ", ".join(f"{row.name} {len(row.runs)}" for row in rows)
     return figure, f"The paper's Figure 5. Box: quartiles and median; one dot per seed: {counts}."
+
+
+def draw_costs(group: Group, plt: Any, *, time: bool = False) -> tuple[Any, str] | None:
+    """Draw each row's error against its deployed multiply-adds or time; None: that is unknown."""
+    places = {
+        row: mean(cost.macs for cost in costs) / 1e6
+        for row, costs in ((row, row.costs("deployed")) for row in group.rows)
+        if costs
+    }
+    words = "deployed multiply-adds (millions)"
+    if time:
+        timed = {row: [run.time["ms"] for run in row.runs.values() if run.time] for row in places}
+        places = {row: mean(own) for row, own in timed.items() if own}
+        words = "time in ONNX Runtime, one thread (ms a batch)"
+    if not places:
+        return None
+    figure, axes = plt.subplots(figsize=(6.2, 3.4))
+    for marker, (row, place) in zip(cycle("osD^vPX*"), places.items(), strict=False):
+        errors = list(row.measured("error").values())
+        look = {"color": row_colour(row), "marker": marker, "capsize": 3, "label": row.name}
+        axes.errorbar(place, mean(errors), half_interval(errors), linestyle="", **look)
+    axes.set(xlabel=words, ylabel=f"{group.endpoint} error, last epoch (%)")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=1 + (len(places) > 4))
+    return figure, "Mean error of each row with its 95 % interval; lower left is better."
 
 
 def draw_losses(group: Group, plt: Any) -> tuple[Any, str]:
@@ -67,28 +93,6 @@ def draw_shift_counts(group: Group, plt: Any) -> tuple[Any, str] | None:
         f"+S shifts {everywhere} slots, select {mean(moved):.0f} on average over {len(moved)} "
         f"seeds: {ratio:.1f} times fewer. The paper (Section 3.3): about 5 times fewer."
     )
-
-
-def draw_pairs(group: Group, plt: Any) -> tuple[Any, str] | None:
-    """Draw each seed's error minus the baseline's of the same seed; None: nothing is paired."""
-    plain = group.baseline("error")
-    before = plain.measured("error")
-    pairs = {
-        row.name: [error - before[seed] for seed, error in after.items() if seed in before]
-        for row, after in ((row, row.measured("error")) for row in group.asked)
-    }
-    pairs = {name: values for name, values in pairs.items() if values}
-    if not pairs:
-        return None
-    figure, axes = plt.subplots(figsize=(6.2, 1.1 + 0.55 * len(pairs)))
-    axes.axvline(0, color=GRID, linewidth=1)
-    for name, values in reversed(pairs.items()):
-        axes.plot(values, [name] * len(values), "o", color=COLOURS["select"], alpha=0.8)
-        axes.plot(mean(values), name, "|", color=INK, markersize=18, markeredgewidth=2)
-    axes.set_ymargin(0.2)
-    axes.set_xlabel(f"{group.endpoint} error minus that of {plain.name} (points)")
-    counts = ", ".join(f"{name} {len(values)}" for name, values in pairs.items())
-    return figure, f"One dot per seed; left of the line is better; bar: the mean. Pairs: {counts}."
 
 
 def row_colour(row: Row) -> str:

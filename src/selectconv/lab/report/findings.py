@@ -17,7 +17,7 @@ from selectconv.lab.report.statistics import (
     show_p,
 )
 
-HOLM = " after Holm's correction"
+HOLM, WITHIN = " after Holm's correction", " by two one-sided tests"
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,8 @@ def find_out(group: Group) -> list[Finding]:
 
     The questions after the first are corrected for their number by Holm's method.
     """
+    if group.contest:
+        return list(_ask_in_order(group))
     first = [row for row in group.asked if row.method in group.grid.first]
     others = [row for row in group.asked if row not in first]
     findings = [finding for row in first for finding in _ask(group, row, [row])]
@@ -97,20 +99,50 @@ def _ask(group: Group, row: Row, family: list[Row]) -> Iterator[Finding]:
         is_asked = is_asked and p < LEVEL
         if column == "error" and group.grid.margin is not None:
             shown = "shown" if result.p_within < LEVEL and not num_missing else "not shown"
-            verdict, test = f"{shown} to be within {margin:g} points", " by two one-sided tests"
-            yield Finding(row, against, measure, "no loss", result, result.p_within, test, verdict)
+            verdict = f"{shown} to be within {margin:g} points"
+            p = result.p_within
+            yield Finding(row, against, measure, "no loss", result, p, WITHIN, verdict)
 
 
-def judge(p: float, result: Comparison, num_missing: int, *, is_asked: bool) -> str:
-    """Say what follows from a two-sided test."""
+def _ask_in_order(group: Group) -> Iterator[Finding]:
+    """Ask what a comparison of several networks asks, each only if the one before succeeded."""
+    rows = {row.name: row for row in group.rows}
+    is_asked = True
+    for question in group.contest["questions"]:
+        row, against = rows[question["arm"]], rows[question["against"]]
+        measure, margin = question.get("measure", "error"), question.get("margin")
+        result = compare(against.measured(measure), row.measured(measure), margin or math.nan)
+        if result is None:
+            continue
+        num_missing = len(row.missing) + len(against.missing)
+        p, test = (result.p_within, WITHIN) if margin else (result.p, "")
+        verdict = judge(p, result, num_missing, is_asked=is_asked, margin=margin)
+        yield Finding(row, against, measure, "", result, p, test, verdict)
+        is_asked = is_asked and p < LEVEL and (margin is not None or result.change < 0)
+
+
+def judge(
+    p: float,
+    result: Comparison,
+    num_missing: int,
+    *,
+    is_asked: bool,
+    margin: float | None = None,
+) -> str:
+    """Say what follows from a two-sided test or, with a margin, from two one-sided ones."""
     if num_missing:  # the test is for all planned runs: an interim look decides nothing
         return f"preliminary, {num_missing} planned runs are missing"
     if math.isnan(p):
         return "the differences do not vary, so there is no test"
     if not is_asked:
         return "not tested: the preceding test was not significant"
+    if margin is not None:
+        return f"{'shown' if p < LEVEL else 'not shown'} to be within {margin:g} points"
     if p >= LEVEL:
-        return f"no difference found at the level of {LEVEL}"
+        likely = (
+            f"a change of {result.least:.1f} % would have been found in 4 of 5 such comparisons"
+        )
+        return f"no difference found at the level of {LEVEL}; {likely}"
     return ("lower" if result.change < 0 else "higher") + f" at the level of {LEVEL}"
 
 

@@ -1,16 +1,17 @@
 """What a table says about pairs of runs: the relative change, and paired tests."""
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import fmean, stdev
 from typing import TypeVar
 
-from scipy import stats  # type: ignore[import-untyped]
+from scipy import optimize, stats  # type: ignore[import-untyped]
 
 Key = TypeVar("Key", bound=Hashable)
 
-LEVEL = 0.05
+LEVEL, POWER = 0.05, 0.8
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Comparison:
         low: lower end of its 95 % interval.
         high: upper end.
         p: of the two-sided paired t-test.
+        least: the true change, of either sign, that the test would have found with a probability of
+            80 %, if the differences vary as they do here.
         p_within: of two one-sided ones that the means differ by less than a margin. A small one
             shows it, which a large `p` does not.
     """
@@ -37,6 +40,7 @@ class Comparison:
     high: float
     p: float
     p_within: float
+    least: float
 
 
 def compare(
@@ -58,14 +62,33 @@ def compare(
         return None
     before, after = (fmean(one[seed] for seed in seeds) for one in (baseline, other))
     differences = [other[seed] - baseline[seed] for seed in seeds]
-    mean, error = fmean(differences), stdev(differences) / math.sqrt(len(seeds))
+    mean, reach = fmean(differences), half_interval(differences)
+    error = stdev(differences) / math.sqrt(len(seeds))
     student = stats.t(len(seeds) - 1, scale=error if error > 1e-12 * abs(mean) else math.nan)
-    reach = float(stats.t.ppf(1 - LEVEL / 2, len(seeds) - 1)) * error
     scale = 100 / before if before else math.nan
     change, low, high = (scale * end for end in (mean, mean - reach, mean + reach))
     # Of the two one-sided tests, the larger p is that of the nearer end of the margin.
     p, p_within = 2 * float(student.sf(abs(mean))), float(student.sf(margin - abs(mean)))
-    return Comparison(seeds, before, after, change, low, high, p, p_within)
+    least = scale * error * find_shift(len(seeds) - 1)
+    return Comparison(seeds, before, after, change, low, high, p, p_within, least)
+
+
+def half_interval(values: Sequence[float]) -> float:
+    """Return half the width of the 95 % interval of a mean (Student's t); NaN for one value."""
+    error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return float(stats.t.ppf(1 - LEVEL / 2, len(values) - 1)) * error
+
+
+@cache
+def find_shift(freedom: int) -> float:
+    """Return by how many standard errors a mean must differ from 0 to be found with `POWER`.
+
+    Example:
+        >>> round(find_shift(4), 2)  # five pairs
+        3.76
+    """
+    bound = stats.t.ppf(1 - LEVEL / 2, freedom)
+    return float(optimize.brentq(lambda x: stats.nct.sf(bound, freedom, x) - POWER, 0, 100))
 
 
 def correct_holm(p_values: Mapping[Key, float]) -> dict[Key, float]:

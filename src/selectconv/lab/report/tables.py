@@ -12,13 +12,15 @@ import yaml
 
 from selectconv.lab.report.compare import Group, Row
 from selectconv.lab.report.findings import HOLM, Finding, find_out
-from selectconv.lab.report.statistics import show_p
+from selectconv.lab.report.statistics import LEVEL, show_p
 from selectconv.lab.train.methods import METHODS
 
 HEADER = (
-    "method", "n", "params", "MACs", "MACs, CondenseNet's count", "held-out loss",
+    "method", "n", "params", "MACs", "MACs, CondenseNet's count", "deployed params",
+    "deployed MACs", "time", "held-out loss",
     "change of loss", "p, loss", "held-out error %", "test error %, last epoch", "best epoch",
-    "change", "95 % interval", "p", "p, no loss", "slots moved", "slots closed",
+    "change", "95 % interval", "p", "p, no loss", "smallest visible change", "slots moved",
+    "slots closed",
     "paper: error %", "paper: change", "paper: params", "paper: FLOPs", "missing",
 )  # fmt: skip
 # The figures that the paper prints: table -> model -> data -> method.
@@ -106,11 +108,18 @@ def _caption(group: Group, *, is_corrected: bool) -> str:
         f"n = {n} seed{'' if n == '1' else 's'}: mean ± sample standard deviation.": True,
         f"Held-out: the last weights, tested on the {images:,} images that were not trained on; "
         "change and p refer to these.": group.endpoint == "held-out",
+        "Deployed: what `compress` writes, with the small convs that shift.": True,
+        "Time: one run's network in ONNX Runtime on one thread, as a multiple of the first "
+        "row's.": any(run.time for run in group.runs),
+        "Smallest visible change: the true change of error that the test would have found with a "
+        "probability of 80 %.": True,
         "Test error: that of the last epoch; the best epoch was chosen on the test set. Change: "
         "that of the mean over common seeds, relative to the baseline.": True,
         f"p, no loss: two one-sided tests that the error is within {grid.margin or 0:g} points of "
-        "the baseline's.": grid.margin,
-        grid.test or "p: two-sided paired t-test, paired by seed.": True,
+        "the baseline's.": grid.margin and not group.contest,
+        group.contest.get("test")
+        or grid.test
+        or "p: two-sided paired t-test, paired by seed.": True,
         "Where the findings say so, p is after Holm's correction.": is_corrected,
         f"Methods: {'; '.join(signs)}.": signs,
         "Paper: its numbers, quoted as printed, for its own networks, images and epochs.": True,
@@ -133,15 +142,16 @@ def _measured(row: Row, *, has_condensenet_count: bool) -> dict[str, str]:
     runs = list(row.runs.values())
     if not runs:
         return {"test error %, last epoch": "no finished run"}
-    sizes = [run.size for run in runs if run.size is not None]
-    cells = {"params": "weights not kept", "MACs": "weights not kept"}
-    if sizes:
-        params, macs, macs_cn = (
-            fmean(getattr(size, name) for size in sizes) for name in ("params", "macs", "macs_cn")
-        )
-        cells = {"params": f"{params:,.0f}", "MACs": f"{macs / 1e6:,.2f}M"}
-        if has_condensenet_count:
-            cells["MACs, CondenseNet's count"] = f"{macs_cn / 1e6:,.2f}M"
+    cells: dict[str, str] = {}
+    for words, costs in (("", row.costs("size")), ("deployed ", row.costs("deployed"))):
+        cells |= {f"{words}params": "weights not kept", f"{words}MACs": "weights not kept"}
+        if costs:
+            cells[f"{words}params"] = f"{fmean(cost.params for cost in costs):,.0f}"
+            cells[f"{words}MACs"] = f"{fmean(cost.macs for cost in costs) / 1e6:,.2f}M"
+    if has_condensenet_count and row.costs("size"):
+        macs = fmean(cost.macs_cn for cost in row.costs("size"))
+        cells["MACs, CondenseNet's count"] = f"{macs / 1e6:,.2f}M"
+    cells["time"] = ", ".join(f"{run.time['value']:.2f}" for run in runs if run.time)
     if row.endpoint == "held-out":
         cells["held-out loss"] = show_spread(row.measured("loss").values(), 4)
         cells["held-out error %"] = show_spread(row.measured("error").values())
@@ -160,10 +170,12 @@ def _compared(findings: list[Finding]) -> dict[str, str]:
     cells: dict[str, str] = {}
     for finding in findings:
         p, result = show_p(finding.p).removeprefix("= "), finding.result
+        least = f"{result.least:.1f} %"
+        unseen = {"smallest visible change": least} if finding.p >= LEVEL else {}
         change, interval = f"{result.change:+.2f} %", f"{result.low:+.2f} to {result.high:+.2f} %"
         cells |= {
             "loss": {"change of loss": change, "p, loss": p},
-            "error": {"change": change, "95 % interval": interval, "p": p},
+            "error": {"change": change, "95 % interval": interval, "p": p, **unseen},
             "no loss": {"p, no loss": p},
             "": {},
         }[finding.column]

@@ -5,7 +5,7 @@ method x seed with the settings they share. The code knows nothing about a table
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
 from itertools import product
@@ -29,11 +29,15 @@ class PlannedRun:
         name: of its folder, unique in the grid.
         settings: what differs from the paper's defaults, as for `resolve`.
         stage: runs of an earlier stage are started first.
+        contest: the comparison of several networks that it belongs to, by name; empty: none.
+        arm: what it is called there.
     """
 
     name: str
     settings: dict[str, Any]
     stage: int = 0
+    contest: str = ""
+    arm: str = ""
 
     @cached_property
     def config(self) -> TrainConfig:
@@ -55,6 +59,10 @@ class Grid:
         margin: points of error within which a method counts as no worse; None: not tested.
         runs: in the order in which they are started: stage by stage, within a stage seed by seed,
             so that what is finished early can be compared.
+        contests: comparisons of several networks, by name: `title`, `test`, and `questions` in the
+            order in which they are asked. Each has an `arm`, the arm that it is compared `against`,
+            and perhaps a `measure` (default: error) or a `margin` within which it counts as no
+            worse; without one, the question is whether it is lower.
     """
 
     table: str
@@ -65,6 +73,7 @@ class Grid:
     runs: tuple[PlannedRun, ...]
     first: tuple[str, ...] = ("select",)
     margin: float | None = None
+    contests: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_grid(table: str, scale: str) -> Grid:
@@ -93,6 +102,7 @@ def load_grid(table: str, scale: str) -> Grid:
         runs=tuple(sorted(runs, key=lambda run: (run.stage, run.settings["seed"]))),
         first=tuple(content["first"]),
         margin=content.get("margin"),
+        contests=block.get("contests", {}),
     )
 
 
@@ -103,4 +113,6 @@ def _expand(part: Mapping[str, Any], shared: Mapping[str, Any]) -> Iterator[Plan
         *task, seed = map(str, values)
         words = [*task, part["label"], seed] if "label" in part else [*task, seed]
         settings = {**shared, **part.get("settings", {}), **dict(zip(_AXES, values, strict=True))}
-        yield PlannedRun(as_file_name("-".join(words)), settings, part.get("stage", 0))
+        name, contest = as_file_name("-".join(words)), part.get("contest", "")
+        arm = part.get("arm", settings["method"])
+        yield PlannedRun(name, settings, part.get("stage", 0), contest, arm)

@@ -36,8 +36,10 @@ OWN: tuple[str, ...] = (
     CONFIG, ENVIRONMENT, STATUS, METRICS, ALLOCATION, CHECKPOINT, PREVIOUS, LAST, BEST, HOLDOUT,
     IMAGES, MANIFEST, TENSORBOARD,
 )  # fmt: skip
-# What `compress`, `export` and `report` make of a run, in its folder.
-COMPRESSED, ONNX, REPORT = "compressed.safetensors", "model.onnx", "report.html"
+# What `compress`, `export`, `report` and `reproduce --time` make of a run, in its folder.
+COMPRESSED, ONNX, REPORT, TIME = (
+    "compressed.safetensors", "model.onnx", "report.html", "time.json",
+)  # fmt: skip
 LOCK, HOLDER = ".lock", ".lock.txt"
 _LOCK_FILES = (LOCK, HOLDER, f"{HOLDER}.part")
 # What a start that was cut short, before it wrote its settings, may leave behind.
@@ -117,7 +119,7 @@ class RunFolder:
             UsageError: there are files that no run wrote.
         """
         # Where there is no run, a model.onnx is somebody else's.
-        own = (*OWN, COMPRESSED, ONNX, REPORT) if (self / CONFIG).exists() else OWN
+        own = (*OWN, COMPRESSED, ONNX, REPORT, TIME) if (self / CONFIG).exists() else OWN
         for entry in self._entries():
             if entry.name.removesuffix(".part") not in own:
                 raise UsageError(

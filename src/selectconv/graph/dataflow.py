@@ -204,7 +204,8 @@ def _trace(root: nn.Module, arguments: Mapping[str, Any]) -> fx.Graph:
             if fixed is Fixed.ALL or isinstance(error, DependsOnValues):
                 raise CompressionError(
                     f"{here} cannot be traced: {first_line(error)}, in {line}. The model itself, "
-                    "with its closed slots masked, still works."
+                    "with its closed slots masked, still works; a part that can be traced, such as "
+                    "a backbone, can be given by itself."
                 ) from error
             place = place or f"{here} depends on shapes, in {line}"
     if tracer.fixed:

@@ -33,21 +33,21 @@ class Room:
 # The wall stands between the library (up to `integrations`) and the laboratory, `lab/`.
 ROOMS = {
     "root": Room(0, 219, 5),
-    "core": Room(1, 1508, 11),
+    "core": Room(1, 1540, 11),
     "graph": Room(2, 1274, 6),
-    "deploy": Room(3, 973, 5),
-    "allocate": Room(4, 1304, 4),
+    "deploy": Room(3, 1034, 5),
+    "allocate": Room(4, 1316, 4),
     "integrations": Room(5, 172, 0),
     "zoo": Room(6, 437, 6),
     "data": Room(6, 787, 4),
-    "train": Room(7, 1053, 7),
+    "train": Room(7, 1059, 7),
     "bench": Room(8, 259, 5),
     "reproduce": Room(8, 273, 4),
-    "report": Room(9, 928, 2),
+    "report": Room(9, 930, 2),
     "cli": Room(10, 729, 0),
 }
-MOST_STATEMENTS, MOST_FUNCTIONS = 9916, 908
-MOST_IN_TESTS = 11_912
+MOST_STATEMENTS, MOST_FUNCTIONS = 10029, 916
+MOST_IN_TESTS = 12_011
 # soak/, benchmarks/, results/, examples/ and docs/: no place to hide statements.
 MOST_BESIDE = 2955
 MOST_LINES, LONGEST_FUNCTION = 400, 50  # of a file; of a function, without its docstring

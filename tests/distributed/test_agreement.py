@@ -41,6 +41,7 @@ def work(rank):
     return {
         "select": train_in_parallel(rank, "select"),
         "random": train_in_parallel(rank, "random"),
+        "whole": train_in_parallel(rank, "select", shifts="whole"),
         "corrupted": recover_from_corruption(rank),
         "shift": draw_shifts(rank),
         "forward": broadcast_at_forward(rank),
@@ -71,14 +72,14 @@ def keep_a_budget(rank):
     }
 
 
-def train_in_parallel(rank, mode):
+def train_in_parallel(rank, mode, shifts="learned"):
     model = same_model()
     wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.05, momentum=0.9, weight_decay=1e-4)
     follower = copy.deepcopy(model)
     allocator = sc.ChannelAllocator(
         wrapped, optimizer, total_epochs=EPOCHS, stop_at=1.0, gamma=0.3, mode=mode, seed=rank,
-        followers=[follower],
+        followers=[follower], shifts=shifts,
     )  # fmt: skip
     epochs = []
     for epoch in range(EPOCHS):
@@ -140,7 +141,7 @@ def ranks(tmp_path_factory):
     return spawn(work, tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.mark.parametrize("mode", ["select", "random"])
+@pytest.mark.parametrize("mode", ["select", "random", "whole"])
 def test_ranks_with_other_data_and_seeds_train_to_the_same_bits(ranks, mode):
     first, second = (results[mode] for results in ranks)
     assert_same(second, first)
@@ -148,6 +149,10 @@ def test_ranks_with_other_data_and_seeds_train_to_the_same_bits(ranks, mode):
     assert len(moved) >= 2, "there was something to agree on"
     for epoch in first:
         assert_same(epoch["follower"], epoch["allocation"])
+        if mode == "whole":
+            shift = epoch["parameters"]["conv1.shift"]
+            assert torch.equal(shift, shift.round())
+            assert not torch.equal(shift, torch.zeros_like(shift))
 
 
 def test_a_rank_that_lost_its_allocation_gets_rank_0s(ranks):

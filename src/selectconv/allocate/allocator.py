@@ -1,8 +1,7 @@
 """The training scheme of Section 2.3 beside any training loop: one `step` per epoch.
 
 An allocator decides (a plan), agrees with the other processes, then does: on the model, on its
-followers, and on what the optimizer remembers of re-opened slots. It owns no loop, wraps nothing
-and never calls the optimizer.
+followers and on the optimizer's state. It owns no loop, wraps nothing, never calls the optimizer.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,6 +64,8 @@ class ChannelAllocator:
         granularity: what a step closes: "slot", an input channel of one layer (the paper), or
             "filter", a channel in all its readers at once, so that it vanishes and the compressed
             model gathers nothing. "filter" goes with `mode="dealloc"` and needs `example_input`.
+        shifts: "learned" (the paper), or "whole": re-opened slots read distinct whole-pixel offsets
+            around their source, which are not trained and cost nothing in the compressed model.
 
     Raises:
         TypeError, ValueError: an argument is not accepted, or a target cannot be reached.
@@ -100,6 +101,7 @@ class ChannelAllocator:
         example_input: Any = None,
         followers: Sequence[nn.Module] = (),
         granularity: str = "slot",
+        shifts: str = "learned",
     ) -> None:
         self.settings = Settings(
             total_epochs=total_epochs,
@@ -113,6 +115,7 @@ class ChannelAllocator:
             target_macs=target_macs,
             target_params=target_params,
             granularity=granularity,
+            shifts=shifts,
         )
         self.model = unwrap(model)
         if example_input is not None:
@@ -137,6 +140,8 @@ class ChannelAllocator:
         self.budget = None
         if self.settings.target:
             self.budget = Budget(self.model, self.settings, example_input, self.filters)
+        for layer in self.layers.values():
+            layer.learns_shift = shifts == "learned"
         if mode == "shift":
             generator = self.state.make_generator()
             self._replicas.shift_everything(self.settings.rule.max_shift, generator)
@@ -182,9 +187,7 @@ class ChannelAllocator:
         return self.state.last_epoch
 
     def step(self, epoch: int) -> AllocationReport:
-        """De-allocate, then re-allocate, as long as `epoch < stop_at * total_epochs`.
-
-        Call it once per epoch.
+        """De-allocate, then re-allocate, once per epoch while `epoch < stop_at * total_epochs`.
 
         Args:
             epoch: the epoch that has ended, counted from 0; larger at each call.
@@ -235,10 +238,7 @@ class ChannelAllocator:
         return AllocationReport(epoch, plan, cost=cost, is_over=settings.closes and not acts)
 
     def dealloc(self) -> AllocationReport:
-        """De-allocate now, at any time and in any mode; raises what `step` raises.
-
-        With `gamma="auto"` it closes the same share of the slots as the first step that acts.
-        """
+        """De-allocate now, at any time; with `gamma="auto"`, as much as the first acting step."""
         return AllocationReport(None, self._act(None))
 
     def realloc(self) -> AllocationReport:

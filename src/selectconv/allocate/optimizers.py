@@ -114,6 +114,8 @@ def spare_shifts(optimizer: torch.optim.Optimizer, layers: Mapping[str, SelectCo
     their own with the paper's decay. Between steps the groups are as the user made them, so that
     schedulers and checkpoints see nothing of it. A group of shifts alone is left as it is, unless
     it is one of several that decay as weights do: then every parameter has a group.
+
+    Where layers do not learn shifts, these stand in no group while it steps: it cannot change them.
     """
     shifts = {id(layer.shift) for layer in layers.values()}
     parted: list[tuple[dict[str, Any], list[Tensor], dict[str, Any]]] = []
@@ -125,7 +127,8 @@ def spare_shifts(optimizer: torch.optim.Optimizer, layers: Mapping[str, SelectCo
             group["params"] = [p for p in both if id(p) not in shifts]
             apart = {**group, "params": own, "weight_decay": SHIFT_WEIGHT_DECAY}
             parted.append((group, both, apart))
-            optimizer.param_groups.append(apart)
+            if learns():
+                optimizer.param_groups.append(apart)
 
     def join(*_: Any) -> None:
         optimizer.param_groups[:] = [
@@ -137,8 +140,13 @@ def spare_shifts(optimizer: torch.optim.Optimizer, layers: Mapping[str, SelectCo
             group["params"] = both
         parted.clear()
 
+    def learns() -> bool:
+        return all(layer.learns_shift for layer in layers.values())
+
     def is_mixed(group: dict[str, Any]) -> bool:
         decay, params = group.get("weight_decay") or 0, group["params"]
+        if not learns():
+            return not shifts.isdisjoint(map(id, params))
         if not decay > SHIFT_WEIGHT_DECAY or shifts.isdisjoint(map(id, params)):
             return False
         if not shifts.issuperset(map(id, params)):

@@ -22,6 +22,7 @@ _RULES: dict[str, dict[str, Any]] = {  # how modes that re-open slots differ fro
     "zero": {"use_shift": False},
     "random": {"use_shift": False, "init": "random"},
 }
+SHIFTS = ("learned", "whole")
 STATE_VERSION = 1
 
 _NEVER = -(1 << 40)  # an epoch long before any
@@ -43,6 +44,7 @@ class Settings:
     target_macs: float | None = None
     target_params: float | None = None
     granularity: str = "slot"
+    shifts: str = "learned"
 
     def __post_init__(self) -> None:
         plain: dict[str, Any] = {
@@ -55,11 +57,14 @@ class Settings:
             "max_copies": self.rule.max_copies,
             "stop_at": check_fraction("stop_at", self.stop_at),
             "grace": check_count("grace", self.grace, 0),
+            "shifts": check_choice("shifts", self.shifts, SHIFTS),
         }
         if self.granularity == "filter" and self.mode != "dealloc":
             raise ValueError(
                 f"`granularity` 'filter' goes with `mode` 'dealloc' only, got {self.mode!r}."
             )
+        if self.shifts == "whole" and self.mode != "select":
+            raise ValueError(f"`shifts` 'whole' goes with `mode` 'select' only, got {self.mode!r}.")
         if self.target is not None:
             name, value = self.target
             plain[name] = value
@@ -85,7 +90,8 @@ class Settings:
     @property
     def rule(self) -> ReallocRule:
         """How closed slots are re-opened."""
-        return ReallocRule(self.top_k, self.max_copies, **_RULES.get(self.mode, {}))
+        own = _RULES.get(self.mode, {})
+        return ReallocRule(self.top_k, self.max_copies, **own, is_whole=self.shifts == "whole")
 
     @property
     def num_steps(self) -> int:

@@ -1,6 +1,8 @@
 """Section 2.3: Algorithms 1 and 2 as pure functions."""
 
+from collections import defaultdict
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -150,6 +152,7 @@ class ReallocRule:
         use_shift: False leaves out the spatial shift, as in R^zero and R^random.
         max_shift: shifts are drawn from U[-max_shift, max_shift], in pixels.
         norm: norm of the scores.
+        is_whole: shifts are distinct whole pixels around the source instead (`draw_offsets`).
     """
 
     top_k: int = 3
@@ -158,6 +161,7 @@ class ReallocRule:
     use_shift: bool = True
     max_shift: float = 1.5
     norm: str = "l2"
+    is_whole: bool = False
 
     def __post_init__(self) -> None:
         check_choice("init", self.init, INITS)
@@ -228,7 +232,7 @@ def plan_reopening(
     necdm: Tensor,
     index: Tensor,
     gate: Tensor,
-    axes: int,
+    offset: Tensor,
     rule: ReallocRule,
     generator: torch.Generator | None = None,
 ) -> LayerPlan:
@@ -238,13 +242,17 @@ def plan_reopening(
         necdm: (I, O), of the slots that stay open.
         index: the channel that each slot reads.
         gate: the open slots.
-        axes: spatial axes of the layer.
+        offset: (I, spatial axes), the shift of each slot; 0 where none applies.
         rule: Algorithm 2's constants.
         generator: a CPU generator; None: torch's global one.
     """
     scores = realloc_scores(necdm, index, gate, rule.max_copies, rule.norm).cpu()
     opened, source = choose_sources(scores, index.cpu(), gate.cpu(), rule, generator)
-    shift = draw_shift(len(opened), axes, rule.max_shift, generator)
+    if rule.is_whole:
+        taken = offset[gate].cpu()
+        shift = draw_offsets(source, index[gate].cpu(), taken, generator)
+    else:
+        shift = draw_shift(len(opened), offset.shape[1], rule.max_shift, generator)
     seed = None
     if rule.init == "random":
         seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
@@ -258,6 +266,38 @@ def draw_shift(
 ) -> Tensor:
     """Draw shifts uniformly from [-max_shift, max_shift] pixels along each axis."""
     return (torch.rand(count, axes, generator=generator, device="cpu") * 2 - 1) * max_shift
+
+
+def draw_offsets(
+    source: Tensor, index: Tensor, taken: Tensor, generator: torch.Generator | None
+) -> Tensor:
+    """Draw whole-pixel shifts such that no two slots read the same channel at the same offset.
+
+    Each slot, in order, draws from the nearest offsets that are free: the 8 neighbours of a pixel
+    (on maps), then the ring of 16 around these, and so on. Zero, the channel itself, is never free.
+
+    Args:
+        source: (B,), the channels that the slots are to read.
+        index: (A,), the channels that open slots read.
+        taken: (A, axes), their shifts.
+        generator: a CPU generator; None: torch's global one.
+    """
+    used = defaultdict(set)
+    for channel, offset in zip(index.tolist(), taken.tolist(), strict=True):
+        used[channel].add(tuple(offset))
+    drawn = taken.new_zeros(len(source), taken.shape[1])
+    for row, channel in enumerate(source.tolist()):
+        reach = 0
+        free: list[tuple[int, ...]] = []
+        while not free:
+            reach += 1
+            square = product(range(-reach, reach + 1), repeat=taken.shape[1])
+            ring = [offset for offset in square if max(map(abs, offset)) == reach]
+            free = [offset for offset in ring if offset not in used[channel]]
+        chosen = free[int(_draw(len(free), 1, generator))]
+        used[channel].add(chosen)
+        drawn[row] = torch.tensor(chosen)
+    return drawn
 
 
 def _count_readers(index: Tensor, gate: Tensor) -> Tensor:

@@ -113,7 +113,8 @@ def prepare(layer: SlottedConv, x: Tensor) -> tuple[Tensor, Tensor]:
     kernel = _find_kernel(layer, x)
     # A kernel serves only what can be read.
     if not (is_near(layer.gate) if kernel is None else kernel.reads_allocation):
-        return reroute_slots(layer, x, kernel), mask_weight(layer)
+        weight = mask_weight(layer)
+        return reroute_slots(layer, x, kernel), _tie_shift(layer, weight)
     slots = summarize(layer)
     if kernel is not None and _leaves_out_closed(layer, x, slots):
         return _gather_open(layer, x, slots, kernel.reroute)
@@ -124,7 +125,7 @@ def prepare(layer: SlottedConv, x: Tensor) -> tuple[Tensor, Tensor]:
         x = mask_channels(x, layer.gate)
     elif slots.closed:
         weight = mask_weight(layer)
-    return x, weight if slots.num_shifted else _tie_shift(weight, layer.shift)
+    return x, _tie_shift(layer, weight, is_read=slots.num_shifted > 0)
 
 
 def convolve_norm_relu(layer: SlottedConv, x: Tensor, norm: nn.Module) -> Tensor | None:
@@ -170,7 +171,13 @@ def reroute_slots(layer: SlottedConv, x: Tensor, kernel: Kernel | None) -> Tenso
     """SelectChannel without the gate: `x` (N, I, ...) as every slot reads it."""
     run = reroute if kernel is None else kernel.reroute
     shifted = None if layer.shift is None else layer.shifted & layer.gate
-    return run(x, layer.index, layer.shift, shifted)
+    return run(x, layer.index, _shift_of(layer), shifted)
+
+
+def _shift_of(layer: SlottedConv) -> Tensor | None:
+    """Return the shifts, with a gradient if the layer learns them."""
+    shift = layer.shift
+    return shift if layer.learns_shift or shift is None else shift.detach()
 
 
 def _gather_open(
@@ -178,13 +185,14 @@ def _gather_open(
 ) -> tuple[Tensor, Tensor]:
     """Leave closed slots out of input and weight."""
     weight: Tensor = layer.weight
-    shift: Tensor | None = layer.shift
+    shift = _shift_of(layer)
     if slots.kept is not None:
         weight = weight.index_select(1, slots.kept)
         shift = None if shift is None else shift.index_select(0, slots.kept)
     elif slots.closed:  # a conv cannot have groups of different sizes
         weight = mask_weight(layer)
-    return run(x, slots.index, shift, None if shift is None else slots.shifted), weight
+    selected = run(x, slots.index, shift, None if shift is None else slots.shifted)
+    return selected, _tie_shift(layer, weight)
 
 
 def _leaves_out_closed(layer: SlottedConv, x: Tensor, slots: SlotSummary) -> bool:
@@ -200,12 +208,13 @@ def _leaves_out_closed(layer: SlottedConv, x: Tensor, slots: SlotSummary) -> boo
     return gathers or slots.rerouted > 0
 
 
-def _tie_shift(weight: Tensor, shift: Tensor | None) -> Tensor:
-    """Tie the shift to the output where nothing is shifted; the weight's values stay.
+def _tie_shift(layer: SlottedConv, weight: Tensor, *, is_read: bool = True) -> Tensor:
+    """Tie the shift to the output where it is not read or not learned; the weight's values stay.
 
     In training every parameter gets a gradient (here: zeros), or DDP would wait for it.
     """
-    if not torch.is_grad_enabled() or shift is None:
+    shift = layer.shift
+    if not torch.is_grad_enabled() or shift is None or (is_read and layer.learns_shift):
         return weight
     return _copy_tied(weight, shift) if is_watched() else differentiable(_TIE, weight, shift)
 

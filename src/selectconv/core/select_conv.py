@@ -351,8 +351,8 @@ class SelectConvNd(SlottedConv):
         if rule is None or bool(gate.all()):
             return LayerPlan(closed=closed.cpu())
         necdm = normalize_ecdm(necdm.index_fill_(0, closed, 0.0))
-        axes = len(self.kernel_size)
-        reopening = plan_reopening(necdm, self.index, gate, axes, rule, generator)
+        offset = torch.where(self.shifted[:, None], cast(Tensor, self.shift), 0.0)
+        reopening = plan_reopening(necdm, self.index, gate, offset, rule, generator)
         return replace(reopening, closed=closed.cpu())
 
     def check_owns_weight(self) -> None:

@@ -26,6 +26,7 @@ class SlottedConv(nn.modules.conv._ConvNd):
         shifted: (I,) bool buffer: the slots that read with a shift.
         shift: (I, spatial axes) parameter, b: the shifts in pixels. None: the layer does not
             re-allocate.
+        learns_shift: whether training changes the shifts; otherwise their gradient is zero.
         weight_std: standard deviation of the normal distribution that this layer's weights were
             drawn from, for R^random. None: torch's own initialisation of convs.
         family: a number that a layer and its copies have in common.
@@ -38,6 +39,7 @@ class SlottedConv(nn.modules.conv._ConvNd):
     moved: Tensor
     shifted: Tensor
     shift: nn.Parameter | None
+    learns_shift: bool = True
     weight_std: float | None = None
     family: int
     num_loads: int = 0

@@ -1,6 +1,8 @@
 """`compress`: a physically smaller model of standard operations, with the same outputs."""
 
 import copy
+import operator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -41,8 +43,9 @@ def compress(
     """Build a smaller plain model that computes what a selective one computes at inference.
 
     Closed slots are removed, and with them the filters and batch norm entries that no open slot
-    reads, through concatenation, addition, pooling, batch norm and activations. A depthwise conv
-    shifts the input of re-allocated slots. Only standard modules and functions of torch are left.
+    reads, through concatenation, addition, pooling, batch norm and activations. The input of
+    re-allocated slots is shifted: by a copy if the shift is whole pixels, otherwise by a depthwise
+    conv. Only standard modules and functions of torch are left.
     A conv that reads some of its input's channels gathers them if that is faster; otherwise its
     weights for the other channels are zero. The outputs of both models are compared on the example
     before the new model is returned; if only rounding makes them differ, a warning says so.
@@ -214,27 +217,49 @@ class _Builder:
 
     def _write_conv(self, op: Operation) -> fx.Node:
         parts = self.layout.parts[op.node]
-        x = self._join([self._write_part(op, part) for part in parts])
-        if len(parts) > 1 and len(parts[0].sources) > 1:  # the conv wants the channels by group
-            still, shifted = (np.arange(part.sources.size) for part in parts)
-            by_group = [
-                still.reshape(parts[0].sources.shape),
-                len(still) + shifted.reshape(parts[1].sources.shape),
+        x = self._join([piece for part in parts for piece in self._write_part(op, part)])
+        if len(parts[0].sources) > 1 and (len(parts) > 1 or parts[0].offsets is not None):
+            ends = np.cumsum([part.sources.size for part in parts])
+            by_group = [  # the conv wants the channels by group
+                end - len(part.order) + np.argsort(part.order).reshape(part.sources.shape)
+                for part, end in zip(parts, ends, strict=True)
             ]
             x = self._select(x, np.concatenate(by_group, axis=1).reshape(-1))
         self.made.setdefault(str(op.node.target), _conv(parts))
         return self.graph.call_module(str(op.node.target), (x,))
 
-    def _write_part(self, op: Operation, part: Part) -> fx.Node:
-        """Write what a conv reads of its input."""
+    def _write_part(self, op: Operation, part: Part) -> list[fx.Node]:
+        """Write what a conv reads of its input, in pieces."""
         if not part.is_gathered:
-            return self._value(argument(op.node))
+            return [self._value(argument(op.node))]
+        if part.offsets is not None:
+            return self._write_copies(argument(op.node), part, part.offsets[part.order])
         x = self._gather(argument(op.node), part.sources.reshape(-1))
         if not part.reach:
-            return x
+            return [x]
         name, weight = f"{op.node.target}_stencil", stencil_weight(part)  # a depthwise conv shifts
         self.made.setdefault(name, _new_conv(weight, None, len(weight), padding=part.reach))
-        return self.graph.call_module(name, (x,))
+        return [self.graph.call_module(name, (x,))]
+
+    def _write_copies(self, before: fx.Node, part: Part, offsets: Channels) -> list[fx.Node]:
+        """Write channels shifted by whole pixels: a piece for each distinct offset.
+
+        The distinct channels get a frame of zeros; each piece is a slice of that.
+        """
+        distinct, place = np.unique(part.sources.reshape(-1)[part.order], return_inverse=True)
+        frame = [reach for reach in reversed(part.reach) for _ in range(2)]
+        framed = self.graph.call_function(F.pad, (self._gather(before, distinct), frame))
+        framed = self._select(framed, place)
+        starts = [0, *(np.flatnonzero(np.any(np.diff(offsets, axis=0), axis=1)) + 1).tolist()]
+        pieces = []
+        for start, stop in pairwise([*starts, len(offsets)]):
+            window = (
+                slice(reach + step, step - reach or None)
+                for reach, step in zip(part.reach, offsets[start].tolist(), strict=True)
+            )
+            item = (slice(None), slice(start, stop), *window)
+            pieces.append(self.graph.call_function(operator.getitem, (framed, item)))
+        return pieces
 
     def _write_channel_pad(self, op: Operation) -> fx.Node:
         before, pad = argument(op.node), argument(op.node, 1, "pad")

@@ -21,6 +21,7 @@ from selectconv.deploy.parts import (
     Channels,
     Part,
     has_shifts,
+    has_stencils,
     narrow,
     plan_parts,
 )
@@ -234,7 +235,7 @@ def _find_needed(
             _round_up(need, blocks.of_depthwise(len(need)))
         for other, mask in reads(flow, op, need, unread):
             needed[other] = needed.get(other, False) | mask
-            if isinstance(conv, _ConvNd) and has_shifts(conv):
+            if isinstance(conv, _ConvNd) and has_stencils(conv):
                 _round_up(needed[other], blocks.of_shifts(conv))
     return needed
 

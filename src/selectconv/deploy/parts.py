@@ -1,8 +1,9 @@
 """What a selective conv becomes: one plain conv, and what that conv reads.
 
-Slots that read their channel as it is become one part: the distinct channels that they read.
-Shifted slots are a second part. A bilinear shift is a small stencil, so a depthwise conv shifts
-their channels, and the conv reads both parts, joined. It is one conv, so that a runtime can fold
+Slots that read their channel as it is become one part: the distinct channels that they read. Slots
+shifted by whole pixels are a second part: a frame of zeros around their channels, and a slice of
+that for each offset. Other shifted slots are a third part. A bilinear shift is a small stencil, so
+a depthwise conv shifts their channels. One conv reads all parts, joined, so that a runtime can fold
 the batch norm after it; where none follows, adding up two convs is about as fast.
 """
 
@@ -27,6 +28,7 @@ BLOCK = 8
 # No blocks are used where they would add much to a small network, and make its budgets coarse.
 _FEW = 64  # channels of a depthwise conv
 _MOST_ADDED = 0.02  # of the model's weights, by one conv with shifts
+_ROUNDING = 1e-6  # of a pixel
 _NONE = -1  # fills up the rows of groups that read fewer channels than others
 
 
@@ -68,7 +70,9 @@ class Part:
         sources: (G, I / G), the channels that it reads, filled up likewise. Those that a depthwise
             conv shifts are by slot.
         is_gathered: its input is to be gathered; else it is the whole value.
-        reach: by spatial axis, how many pixels the shifts reach; empty: nothing is shifted.
+        reach: by spatial axis, how many pixels its shifts reach; empty: nothing is shifted.
+        offsets: (sources, axes), the whole pixels by which the sources are shifted; None: a
+            depthwise conv shifts, or nothing does.
     """
 
     conv: _ConvNd
@@ -77,6 +81,12 @@ class Part:
     sources: Channels
     is_gathered: bool
     reach: tuple[int, ...] = ()
+    offsets: Channels | None = None
+
+    @property
+    def order(self) -> Channels:
+        """The order in which its sources are written: equal offsets side by side."""
+        return np.arange(self.sources.size) if self.offsets is None else np.lexsort(self.offsets.T)
 
     @property
     def num_weights(self) -> int:
@@ -88,7 +98,7 @@ class Part:
     def num_stencil_weights(self) -> int:
         """Weights of the depthwise conv: also its multiply-adds for each position of its input."""
         size = math.prod(2 * reach + 1 for reach in self.reach)
-        return int(self.sources.size * size) if self.reach else 0
+        return int(self.sources.size * size) if self.reach and self.offsets is None else 0
 
 
 def plan_parts(
@@ -101,6 +111,8 @@ def plan_parts(
     gathers: bool = True,
 ) -> list[Part]:
     """Choose what the plain conv reads that replaces a conv: channels as they are, shifted ones.
+
+    The first part is that of the channels as they are, if there are any.
 
     Args:
         conv: a plain or selective conv.
@@ -118,34 +130,52 @@ def plan_parts(
     slots = np.arange(conv.in_channels).reshape(groups, -1)[in_use]
     if not isinstance(conv, SelectConvNd):
         return [_as_they_are(conv, by_group, list(slots), available, round_to, gathers)]
-    gate = conv.gate.cpu().numpy()
     offset = shifts_of(conv)
-    is_shifted = np.any(offset != 0, axis=1)
     # A shift out of the frame reads nothing but zeros.
-    in_frame = np.all(np.abs(offset) < np.asarray(spatial), axis=1)
-    still = [row[gate[row] & ~is_shifted[row]] for row in slots]
-    moving = [row[gate[row] & is_shifted[row] & in_frame[row]] for row in slots]
-    if not any(map(len, moving)):
-        return [_as_they_are(conv, by_group, still, available, round_to, gathers)]
-    shifted = _shifted(conv, by_group, moving, offset, block)
-    if not any(map(len, still)):
-        return [shifted]
-    joined = None if round_to is None else math.lcm(round_to, block)
-    return [_as_they_are(conv, by_group, still, available, joined), shifted]
+    is_read = conv.gate.cpu().numpy() & np.all(np.abs(offset) < np.asarray(spatial), axis=1)
+    is_shifted, is_between = np.any(offset, axis=1), np.any(offset % 1, axis=1)
+    still, copied, shifted = (
+        [row[is_read[row] & is_kind[row]] for row in slots]
+        for is_kind in (~is_shifted, is_shifted & ~is_between, is_between)
+    )
+    parts = []
+    if any(map(len, copied)):
+        parts.append(_shifted(conv, by_group, copied, offset, round_to or 1, is_whole=True))
+        round_to = None if round_to == 1 else round_to  # joining copies what is read in any case
+    if any(map(len, shifted)):
+        parts.append(_shifted(conv, by_group, shifted, offset, block))
+        round_to = None if round_to is None else math.lcm(round_to, block)
+    if not parts or any(map(len, still)):
+        parts.insert(0, _as_they_are(conv, by_group, still, available, round_to, gathers))
+    return parts
 
 
 def has_shifts(conv: object) -> bool:
     """Return whether an open slot of a conv is shifted."""
-    return isinstance(conv, SelectConvNd) and bool(
-        np.any(shifts_of(conv)[conv.gate.cpu().numpy()] != 0)
-    )
+    return bool(np.any(_open_shifts(conv)))
+
+
+def has_stencils(conv: object) -> bool:
+    """Return whether an open slot of a conv is shifted by a fraction of a pixel."""
+    return bool(np.any(_open_shifts(conv) % 1))
+
+
+def _open_shifts(conv: object) -> npt.NDArray[np.float64]:
+    if not isinstance(conv, SelectConvNd):
+        return np.zeros(0)
+    shifts: npt.NDArray[np.float64] = shifts_of(conv)[conv.gate.cpu().numpy()]
+    return shifts
 
 
 def shifts_of(conv: SelectConvNd) -> npt.NDArray[np.float64]:
-    """Read the shift of every slot, (I, axes); 0 where none applies."""
+    """Read the shift of every slot, (I, axes); 0 where none applies.
+
+    An average of equal shifts may be off by a rounding: what is almost whole is whole.
+    """
     if conv.shift is None:
         return np.zeros((conv.in_channels, len(conv.kernel_size)))
     shift = conv.shift.detach().cpu().double().numpy()
+    shift = np.where(np.abs(shift - np.round(shift)) < _ROUNDING, np.round(shift), shift)
     return np.where(conv.shifted.cpu().numpy()[:, None], shift, 0.0)
 
 
@@ -192,7 +222,11 @@ def _shifted(
     slots: list[Channels],
     offset: npt.NDArray[np.float64],
     block: int,
+    *,
+    is_whole: bool = False,
 ) -> Part:
+    if is_whole:
+        slots = [row[np.lexsort(offset[row].T)] for row in slots]
     every = np.concatenate(slots)
     lowest, highest = np.floor(offset[every]), np.ceil(offset[every])
     reach = tuple(np.maximum(-lowest, highest).max(axis=0).astype(int).tolist())
@@ -201,7 +235,9 @@ def _shifted(
         more = -stacked.shape[1] % block
         stacked = np.pad(stacked, ((0, 0), (0, more)), constant_values=_NONE)
     by_slot = np.where(stacked == _NONE, _NONE, _index_of(conv)[stacked])
-    return Part(conv, filters, stacked, by_slot, True, reach)
+    filled = np.where(stacked == _NONE, every[-1], stacked)
+    offsets = offset[filled.reshape(-1)].astype(np.int64) if is_whole else None
+    return Part(conv, filters, stacked, by_slot, True, reach, offsets)
 
 
 def _stack(rows: list[Channels]) -> Channels:

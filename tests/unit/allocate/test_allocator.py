@@ -114,6 +114,50 @@ def test_reopening_modes_move_exactly_the_silent_slots(mode):
         assert not layer.shift[others].any()
 
 
+@pytest.mark.parametrize("in_groups", [True, False])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_whole_shifts_stay_whole_whatever_the_optimizer_does(name, in_groups):
+    model, (x, _) = conv_net(), images()
+    optimizer = OPTIMIZERS[name](sc.param_groups(model) if in_groups else model.parameters())
+    for group in optimizer.param_groups:
+        group["weight_decay"] = 0.5
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    follower = copy.deepcopy(model)
+    allocator = allocator_for(
+        model, optimizer, gamma=0.3, shifts="whole", total_epochs=4, followers=[follower]
+    )
+
+    def closure():
+        optimizer.zero_grad(set_to_none=False)
+        loss = model(x).square().mean()
+        loss.backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+        return loss
+
+    for epoch in range(4):
+        optimizer.step(closure)
+        closure()
+        optimizer.step()
+        plan = allocator.preview().plan.to_dict()
+        assert epoch > 1 or allocator.step(epoch).plan.to_dict() == plan
+    moved = 0
+    for layer, other in zip(*map(select_layers, (model, follower)), strict=True):
+        layer, other = select_layers(model)[layer], select_layers(follower)[other]
+        assert torch.equal(layer.shift, layer.shift.round())
+        assert torch.equal(layer.shift, other.shift)
+        assert not layer.shift.grad.any()
+        reads = [(*row[:1], *row[1]) for row in zip(layer.index.tolist(), layer.shift.tolist(),
+                 strict=True)]  # fmt: skip
+        assert len(set(reads)) == len(reads), "no two slots read the same"
+        moved += int((layer.shifted & layer.shift.any(dim=1)).sum())
+        assert int(layer.shifted.sum()) == int((layer.shifted & layer.shift.any(dim=1)).sum())
+    assert moved > 0
+    assert [len(group["params"]) for group in optimizer.param_groups] == sizes
+    allocator_for(model, optimizer, total_epochs=4)  # learned, the default
+    closure()
+    assert any(layer.shift.grad.any() for layer in select_layers(model).values())
+
+
 @pytest.mark.parametrize("build", [conv_net, dense_net])
 def test_dealloc_mode_only_closes(build):
     model = build()
@@ -487,6 +531,9 @@ def test_an_optimizer_that_does_not_own_the_parameters_is_refused():
         ({"followers": conv_net()}, TypeError, "`followers` must be a list of models"),
         ({"followers": torch.tensor(1.0)}, TypeError, "`followers` must be a list of models"),
         ({"followers": [3]}, TypeError, r"`followers` must be a list of models, got \[3\]"),
+        ({"shifts": "half"}, ValueError, "`shifts`.*learned, whole.*'half'"),
+        ({"shifts": "whole", "mode": "zero"}, ValueError, "`shifts` 'whole'.*`mode`.*'zero'"),
+        ({"shifts": "whole", "mode": "shift"}, ValueError, "`shifts` 'whole'.*`mode`.*'shift'"),
         ({"damage": "men"}, ValueError, "`damage`.*auto, mean, rms.*'men'.*mean 'mean'"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",

@@ -14,7 +14,13 @@ from oracles_allocation import (
 )
 from scripts import load_script
 from selectconv import AllocationError, AllocationPlan
-from selectconv.core.allocation import ReallocRule, choose_dealloc, choose_sources, realloc_scores
+from selectconv.core.allocation import (
+    ReallocRule,
+    choose_dealloc,
+    choose_sources,
+    draw_offsets,
+    realloc_scores,
+)
 from selectconv.core.plan import LayerPlan
 
 # Algorithm 1
@@ -187,6 +193,25 @@ def test_choose_sources_follows_the_sequential_algorithm_in_distribution(case):
     )
     freedom = len(expected) - 1
     assert pearson <= freedom + DEVIATIONS * math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize(("axes", "near"), [(1, 2), (2, 8), (3, 26)])
+def test_whole_offsets_are_the_nearest_that_no_open_slot_of_the_source_has(axes, near):
+    ones, halves = [1.0] * axes, [0.5] * axes
+    index = torch.tensor([0, 0, 0, 1])
+    taken = torch.tensor([[0.0] * axes, ones, halves, [-1.0] * axes])
+    source = torch.tensor([0, 1] * (near + 1))
+    drawn = draw_offsets(source, index, taken, torch.Generator().manual_seed(0))
+    assert torch.equal(drawn, drawn.round())
+    for channel, used in ((0, ones), (1, [-1.0] * axes)):
+        own = [tuple(offset) for offset in drawn[source == channel].tolist()]
+        assert len(set(own) | {tuple(used)}) == near + 2  # all of them different
+        reach = [max(map(abs, offset)) for offset in own]
+        assert reach == [1] * (near - 1) + [2] * 2  # never 0
+    again = draw_offsets(source, index, taken, torch.Generator().manual_seed(0))
+    other = draw_offsets(source, index, taken, torch.Generator().manual_seed(1))
+    assert torch.equal(again, drawn)
+    assert not torch.equal(other, drawn)
 
 
 # Plans

@@ -237,6 +237,34 @@ def test_deterministic_whatever_the_threads(memory_format):
 
 
 @needs_kernel
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_shifts_that_are_not_learned_get_a_gradient_of_zero(memory_format, compiled):
+    model = moved_model().to(memory_format=memory_format)
+    for layer in model.modules():
+        if isinstance(layer, SelectConvNd) and layer.shift is not None:
+            with torch.no_grad():
+                layer.shift.round_()
+    x = torch.randn(4, 3, 12, 12).to(memory_format=memory_format)
+    learned = loss_and_gradients(model, x)
+    names = [name for name, _ in model.named_parameters()]
+    for layer in model.modules():
+        layer.learns_shift = False
+    run = torch.compile(model, backend="aot_eager") if compiled else model
+    fixed = loss_and_gradients(run, x)
+    for name, one, other in zip(names, learned, fixed, strict=True):
+        if name.endswith("shift"):
+            assert not other.any()
+        else:
+            torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-3)
+    layer, y = moved_layer(), torch.randn(2, 8, 5, 6).to(memory_format=memory_format)
+    with torch.no_grad():
+        layer.shift.round_()
+        mine = layer(y)
+        with kernels.simple_path():
+            assert torch.equal(layer(y), mine)  # a copy: nothing is rounded
+
+
 @pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
 def test_without_derivatives_the_same_bits_and_nothing_prepared_for_them(off, monkeypatch):
     model, x = moved_model().eval(), torch.randn(2, 3, 8, 8)

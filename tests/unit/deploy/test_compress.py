@@ -1,6 +1,7 @@
 """Compressed models compute what masked ones do, and nothing is kept that nobody reads."""
 
 import copy
+import operator
 import pickle
 
 import pytest
@@ -12,6 +13,7 @@ from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 import selectconv as sc
 from architectures import ARCHITECTURES
 from scrambled import Magnified, assert_compresses_the_same, scramble
+from selectconv.core.plan import LayerPlan
 from tiny_models import CONVS, Net, assert_same, conv_net, images, outputs, snapshot
 
 ZOO = {
@@ -100,6 +102,26 @@ def test_shifted_slots_are_joined_to_the_others_and_read_by_one_conv(groups):
     assert called == ["0", "1_stencil", "1", "2"]
     assert small.get_submodule("1").groups == groups
     assert tuple(small.get_submodule("1_stencil").kernel_size) == (5, 5)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("drift", [0.0, 1e-7])
+def test_whole_shifts_are_copies_without_weights_or_multiply_adds(groups, drift):
+    layer = sc.SelectConv2d(12, 9, 1, groups=groups)
+    model, x = nn.Sequential(nn.Conv2d(3, 12, 1), nn.ReLU(), layer).eval(), torch.randn(2, 3, 6, 5)
+    plain = sc.count(model, x)
+    slots = torch.tensor([1, 2, 6, 7, 9, 10])
+    offsets = torch.tensor([[0.0, 1.0], [-1.0, 1.0], [0.0, 1.0], [2.0, 0.0], [1.0, -1.0], [0, 1]])
+    plan = LayerPlan(slots, slots, torch.tensor([0, 0, 3, 3, 4, 4]), offsets + drift, weight_seed=0)
+    layer.apply_plan(plan)
+    small = assert_compresses_the_same(model, x)
+    called = [node.target for node in small.graph.nodes if node.op == "call_module"]
+    assert called == ["0", "1", "2"]  # no stencil
+    windows = [node for node in small.graph.nodes if node.target is operator.getitem]
+    assert len(windows) == 4  # one for each offset
+    assert sc.count(model, x).macs <= plain.macs
+    assert small.get_submodule("2").in_channels == 12
+    torch.testing.assert_close(small(x[:, :, :2, :2]), model(x[:, :, :2, :2]))  # of any size
 
 
 def test_a_chain_loses_filters_and_norm_entries():

@@ -56,6 +56,10 @@ def test_agrees_with_pytorch(build, tmp_path):
     proto = onnx.load(path)
     assert {node.domain for node in proto.graph.node} <= {"", "ai.onnx"}
     assert {node.op_type for node in proto.graph.node}.isdisjoint({"ScatterND", "GatherND"})
+    # Slices are not taken of slices: each would be one more copy.
+    slices = {node.output[0] for node in proto.graph.node if node.op_type == "Slice"}
+    assert slices
+    assert slices.isdisjoint(node.input[0] for node in proto.graph.node if node.op_type == "Slice")
 
 
 def test_a_network_that_magnifies_rounding_is_exported_with_a_warning(tmp_path):

@@ -98,6 +98,8 @@ def test_cosine_from_lr_to_zero():
         ({"epochs": None}, TypeError, "got None"),
         ({"seed": -1}, ValueError, "at least 0, got -1"),
         ({"damage": "max"}, ValueError, "got 'max'"),
+        ({"shifts": "half"}, ValueError, "`shifts`.*learned, whole.*'half'"),
+        ({"shifts": "whole", "method": "zero"}, ValueError, "`shifts` whole.*`method`.*'zero'"),
     ],
 )
 def test_wrong_settings_are_refused(given, error, message):

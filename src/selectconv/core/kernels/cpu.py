@@ -135,7 +135,7 @@ def _differentiate(
 ) -> Grads:
     grad = grad.contiguous(memory_format=memory_format(x))
     grad_x = torch.empty_like(x)
-    grad_shift = None if shift is None else torch.empty_like(shift)
+    grad_shift = None if shift is None or not needed[2] else torch.empty_like(shift)
     shape = _describe(x, index, shift, shifted)
     if not norm:
         _call("select_backward", shape, x, None, None, None, grad, grad_x, None, grad_shift)

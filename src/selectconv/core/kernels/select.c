@@ -71,10 +71,51 @@ static void activate_plane(const float *restrict x, float *restrict y, int64_t s
     for (int64_t i = 0; i < size; i++) y[i] = activate(x[i], scale, offset);
 }
 
+static int is_whole(const Slot *slot) { return slot->far_down == 0 && slot->far_right == 0; }
+
+/* The columns [from, to) of a plane that read a column of the frame, `right` pixels away. */
+static void find_columns(int64_t right, int64_t width, int64_t *from, int64_t *to) {
+    *from = right < 0 ? (-right < width ? -right : width) : 0;
+    *to = right > 0 ? width - right : width;
+    if (*to < *from) *to = *from;
+}
+
+/* shift_plane by whole pixels: a copy. */
+static void copy_plane(const float *restrict in, float *restrict out, const Slot *slot, int64_t height,
+                       int64_t width) {
+    int64_t from, to;
+    find_columns(slot->right, width, &from, &to);
+    for (int64_t y = 0; y < height; y++, out += width) {
+        int64_t near = y + slot->down;
+        int64_t start = near < 0 || near >= height ? width : from;
+        memset(out, 0, start * sizeof *out);
+        if (start == width) continue;
+        memcpy(out + from, in + near * width + from + slot->right, (to - from) * sizeof *out);
+        memset(out + to, 0, (width - to) * sizeof *out);
+    }
+}
+
+/* Its transpose, added to `grad_in`. */
+static void copy_plane_backward(const float *restrict grad_out, float *restrict grad_in, const Slot *slot,
+                                int64_t height, int64_t width) {
+    int64_t from, to;
+    find_columns(slot->right, width, &from, &to);
+    for (int64_t y = 0; y < height; y++, grad_out += width) {
+        int64_t near = y + slot->down;
+        if (near < 0 || near >= height) continue;
+        float *to_row = grad_in + near * width + slot->right;
+        for (int64_t x = from; x < to; x++) to_row[x] += grad_out[x];
+    }
+}
+
 /* out[y][x] = (1 - f) * v[x + right] + f * v[x + right + 1], where v is likewise made of two rows.
  * `row`: width + 2 pixels of scratch space. */
 static void shift_plane(const float *restrict in, float *restrict out, const Slot *slot, int64_t height,
                         int64_t width, float *restrict row) {
+    if (is_whole(slot)) {
+        copy_plane(in, out, slot, height, width);
+        return;
+    }
     int64_t right = slot->right;
     int64_t from = right < -1 ? -1 - right : 0, to = right > 0 ? width - right : width;
     if (from > width) from = width;
@@ -102,11 +143,16 @@ static void shift_plane(const float *restrict in, float *restrict out, const Slo
     }
 }
 
-/* The transpose of shift_plane, added to `grad_in`, and the derivatives in the shift.
+/* The transpose of shift_plane, added to `grad_in`, and the derivatives in the shift, unless `grad_shift`
+ * is NULL.
  * `scratch`: 3 * width + 2 pixels: a padded row of the gradient, zeros, and a row nobody reads. */
 static void shift_plane_backward(const float *restrict grad_out, const float *restrict in,
                                  float *restrict grad_in, const Slot *slot, int64_t height, int64_t width,
                                  float *restrict scratch, double *grad_shift) {
+    if (!grad_shift && is_whole(slot)) {
+        copy_plane_backward(grad_out, grad_in, slot, height, width);
+        return;
+    }
     int64_t right = slot->right;
     int64_t from = right > 0 ? right : 0, to = right < 0 ? width + right + 1 : width;
     if (from > width) from = width;
@@ -138,6 +184,7 @@ static void shift_plane_backward(const float *restrict grad_out, const float *re
         down_sum += by_row;
         right_sum += by_column;
     }
+    if (!grad_shift) return;
     grad_shift[0] = down_sum;
     grad_shift[1] = right_sum;
 }
@@ -438,11 +485,12 @@ static void backward_planes(const Shape *shape, const float *x, const float *sca
                         for (int64_t p = 0; p < pixels; p++) out[p] += from[p];
                         continue;
                     }
-                    if (scale && !is_active)
+                    if (scale && grad_shift && !is_active)
                         activate_plane(in, plane, pixels, scale[c], offset[c]);
-                    is_active = 1;
-                    shift_plane_backward(from, scale ? plane : in, out, &slots[s], shape->height,
-                                         shape->width, plane + pixels, grad_shift + 2 * (n * open + s));
+                    is_active = scale && grad_shift;
+                    shift_plane_backward(from, is_active ? plane : in, out, &slots[s], shape->height,
+                                         shape->width, plane + pixels,
+                                         grad_shift ? grad_shift + 2 * (n * open + s) : NULL);
                 }
             }
             if (scale)
@@ -492,7 +540,7 @@ static void backward_last(const Shape *shape, const float *x, const float *scale
             const float *in = x + n * pixels * channels, *grad = grad_y + n * pixels * open;
             float *out = grad_x + n * pixels * channels;
             double *sums_n = sums + 2 * n * channels;
-            gather_planes(in, channels, pixels, scale, offset, &routes, sources, step);
+            if (grad_shift) gather_planes(in, channels, pixels, scale, offset, &routes, sources, step);
             memset(grad_sources, 0, routes.planes * step * sizeof *grad_sources);
             for (int64_t p = 0; p < pixels; p++)
                 for (int64_t m = 0; m < routes.moved; m++)
@@ -500,7 +548,8 @@ static void backward_last(const Shape *shape, const float *x, const float *scale
             for (int64_t m = 0; m < routes.moved; m++) {
                 int64_t s = routes.move_to[m], k = routes.plane_of[m];
                 shift_plane_backward(grad_moved + m * step, sources + k * step, grad_sources + k * step,
-                                     &slots[s], height, width, scratch, grad_shift + 2 * (n * open + s));
+                                     &slots[s], height, width, scratch,
+                                     grad_shift ? grad_shift + 2 * (n * open + s) : NULL);
             }
             for (int64_t y = 0; y < height; y++) {
                 memset(partial, 0, 2 * channels * sizeof *partial);
@@ -550,7 +599,7 @@ int select_backward(const Shape *shape, const float *x, const float *scale, cons
         free(slots);
         return NO_MEMORY;
     }
-    double *shift_by_image = by_image + num_sums;
+    double *shift_by_image = grad_shift ? by_image + num_sums : NULL;
     if (shape->channels_last)
         backward_last(shape, x, scale, offset, mean, slots, grad_y, grad_x, by_image, shift_by_image, &failed);
     else

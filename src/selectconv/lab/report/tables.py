@@ -133,6 +133,8 @@ def _selection_words(row: Row) -> str:
     budget = [name for name in ("target_macs", "target_params") if selection.get(name)]
     names = [name for name in (*(budget or ["gamma"]), "grace") if name not in row.named]
     shown = {name: selection[name] for name in names if selection.get(name)}
+    if selection.get("shifts") == "whole" and "shifts" not in row.named:
+        shown["shifts"] = "whole"
     words = [f"{k} {v if isinstance(v, str) else f'{v:g}'}" for k, v in shown.items()]
     return f" [{', '.join(words)}]" if words else ""
 

@@ -74,6 +74,7 @@ def selective(
         max_copies=config.max_copies,
         stop_at=config.stop_at,
         grace=config.grace,
+        shifts=config.shifts,
         mode=config.method,
         damage=config.damage,
         seed=config.seed,

@@ -30,7 +30,9 @@ from selectconv.lab.train.methods import METHODS, MethodInfo
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
-DAMAGES = ("auto", "mean", "rms")  # `core.layer` has them, too, and imports torch
+# `core.layer` and `allocate.settings` have these, too, and import torch.
+DAMAGES = ("auto", "mean", "rms")
+SHIFTS = ("learned", "whole")
 
 # What a setting belongs to: the network and the data; the training; what each row of a comparison
 # may have its own best value of; how channels are selected, likewise; nothing that a result depends
@@ -138,6 +140,13 @@ class TrainConfig:
         partial(check_choice, choices=DAMAGES),
         group="selection",
         default="auto",
+    )
+    shifts: str = setting(
+        "shifts of re-opened slots: learned (the paper's), or whole: distinct whole pixels, not "
+        "trained, and free when deployed",
+        partial(check_choice, choices=SHIFTS),
+        group="selection",
+        default="learned",
     )
     target_macs: float | None = setting(
         "multiply-adds to end at, as a fraction of the dense network's, such as 0.5",
@@ -251,6 +260,8 @@ class TrainConfig:
             raise ValueError(f"`{target[0]}` needs one of the methods {able}; got {self.method!r}.")
         if self.granularity == "filter" and self.method != "dealloc":
             raise ValueError(f"`granularity` filter needs `method` dealloc, got {self.method!r}.")
+        if self.shifts == "whole" and "shifts" not in method.uses:
+            raise ValueError(f"`shifts` whole goes with `method` select only, got {self.method!r}.")
         if method.needs_model not in (None, self.model):
             raise ValueError(
                 f"`method` {method.name} needs `model` {method.needs_model}, got {self.model!r}."

@@ -80,6 +80,8 @@ def describe_method(config: TrainConfig) -> str:
     elif config.target_params is not None:
         goal = f"to {config.target_params:.1%} of the parameters"
     words = config.method_info.words.format(goal=goal, part=part)
+    if config.shifts == "whole":
+        words = words.replace("with shifts", "with shifts by whole pixels")
     return f"{config.method}: {words}"
 
 

@@ -93,6 +93,7 @@ METHODS = {
             rank=5,
             moves=True,
             shifts=True,
+            uses=(*_DEALLOC.uses, "shifts"),
             network_options={},
         ),
         replace(

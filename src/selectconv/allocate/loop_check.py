@@ -42,7 +42,7 @@ class LoopCheck:
         self.before_change()
         if self._has_stepped and self._stamps:
             has_count = all(isinstance(one, Optimizer) for one in replicas.optimizers)
-            is_used = not has_count or replicas.optimizer_steps > self._steps_seen
+            is_used = not has_count or replicas.optimizer_steps[0] > self._steps_seen
             if not self._is_changed:
                 self._warn(
                     "no weight has changed since the last step: train the very model that was "
@@ -74,7 +74,7 @@ class LoopCheck:
     def after_step(self) -> None:
         """Begin anew: what follows has happened since this step."""
         self._has_stepped, self._is_changed = True, False
-        self._steps_seen = self._replicas.optimizer_steps
+        self._steps_seen = self._replicas.optimizer_steps[0]
         _stepped_by.update(dict.fromkeys(self._replicas.layers.values(), id(self)))
 
     def _warn(self, message: str) -> None:

@@ -120,20 +120,21 @@ def spare_shifts(optimizer: torch.optim.Optimizer, layers: Mapping[str, SelectCo
     shifts = {id(layer.shift) for layer in layers.values()}
     parted: list[tuple[dict[str, Any], list[Tensor], dict[str, Any]]] = []
 
-    def part(*_: Any) -> None:
-        join()  # a step that failed half-way did not; its copies of settings may be old
-        for group in [group for group in optimizer.param_groups if is_mixed(group)]:
+    # Hooks that held the optimizer would keep it, and the model, alive: torch gives it to them.
+    def part(stepped: Any, *_: Any) -> None:
+        join(stepped)  # a step that failed half-way did not; its copies of settings may be old
+        for group in find_mixed(stepped.param_groups):
             both, own = group["params"], [p for p in group["params"] if id(p) in shifts]
             group["params"] = [p for p in both if id(p) not in shifts]
             apart = {**group, "params": own, "weight_decay": SHIFT_WEIGHT_DECAY}
             parted.append((group, both, apart))
             if learns():
-                optimizer.param_groups.append(apart)
+                stepped.param_groups.append(apart)
 
-    def join(*_: Any) -> None:
-        optimizer.param_groups[:] = [
+    def join(stepped: Any, *_: Any) -> None:
+        stepped.param_groups[:] = [
             group
-            for group in optimizer.param_groups
+            for group in stepped.param_groups
             if all(group is not apart for *_, apart in parted)
         ]
         for group, both, _apart in parted:
@@ -143,22 +144,22 @@ def spare_shifts(optimizer: torch.optim.Optimizer, layers: Mapping[str, SelectCo
     def learns() -> bool:
         return all(layer.learns_shift for layer in layers.values())
 
-    def is_mixed(group: dict[str, Any]) -> bool:
-        decay, params = group.get("weight_decay") or 0, group["params"]
-        if not learns():
-            return not shifts.isdisjoint(map(id, params))
-        if not decay > SHIFT_WEIGHT_DECAY or shifts.isdisjoint(map(id, params)):
-            return False
-        if not shifts.issuperset(map(id, params)):
-            return True
-        alike = [x["params"] for x in optimizer.param_groups if x.get("weight_decay") == decay]
-        owned = set(map(id, chain(*alike)))
-        return len(owned & shifts) > len(params) and not owned <= shifts
+    def find_mixed(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        mixed, least = [], SHIFT_WEIGHT_DECAY if learns() else -1.0
+        for group in groups:
+            decay, params = group.get("weight_decay") or 0, group["params"]
+            if decay > least and not shifts.isdisjoint(map(id, params)):
+                alike = [x["params"] for x in groups if x.get("weight_decay") == decay]
+                owned = set(map(id, chain(*alike)))
+                is_one_of_many = len(owned & shifts) > len(params) and not owned <= shifts
+                if least < 0 or is_one_of_many or not shifts.issuperset(map(id, params)):
+                    mixed.append(group)
+        return mixed
 
     if isinstance(optimizer, torch.optim.Optimizer):  # groups may be added later
         optimizer.register_step_pre_hook(part)
         optimizer.register_step_post_hook(join)
-    elif any(map(is_mixed, optimizer.param_groups)):  # it only looks like one
+    elif find_mixed(optimizer.param_groups):  # it only looks like one
         warn("`optimizer` decays shifts like weights, to nothing: build it from sc.param_groups.")
 
 

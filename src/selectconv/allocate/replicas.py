@@ -1,6 +1,7 @@
 """A model, its followers and its optimizer: all of them get the same plan, or none does."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +38,8 @@ class Replicas:
         followers: those of each follower.
         trained_by: all optimizers that were given.
         optimizers: those of them that train selective layers.
-        optimizer_steps: how many steps they have taken.
+        optimizer_steps: how many steps they have taken, as a list of this number: an optimizer
+            that held the replicas would keep the model alive.
 
     Raises:
         TypeError: `optimizer` is not an optimizer, or `followers` are not models.
@@ -55,7 +57,7 @@ class Replicas:
         for name, layer in self.layers.items():
             with naming(name):
                 layer.check_owns_weight()
-        self.optimizer_steps = 0
+        self.optimizer_steps = [0]
         self.train_with(optimizer)
         if not isinstance(followers, Sequence) or not all(
             isinstance(follower, nn.Module) for follower in followers
@@ -80,10 +82,7 @@ class Replicas:
         for one in self.optimizers:
             spare_shifts(one, self.layers)
             if isinstance(one, torch.optim.Optimizer):
-                one.register_step_post_hook(self._count_step)
-
-    def _count_step(self, *_: Any) -> None:
-        self.optimizer_steps += 1
+                one.register_step_post_hook(partial(_count_step, self.optimizer_steps))
 
     def broadcast(self) -> None:
         """Give every rank the allocation and the shifts of rank 0, whatever it had before."""
@@ -224,3 +223,7 @@ class Replicas:
                 f"they differ at {min(own ^ its)[0]!r}."
             )
         return layers
+
+
+def _count_step(steps: list[int], *_: Any) -> None:
+    steps[0] += 1

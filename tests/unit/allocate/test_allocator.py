@@ -1,10 +1,12 @@
 import copy
 import dataclasses
 import functools
+import gc
 import inspect
 import json
 import math
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -689,6 +691,17 @@ def test_an_optimizer_without_decay_is_noticed(build, decays, mode):
     assert said == (
         [] if decays or mode == "shift" else ["`optimizer` has a weight decay of 0"[:34]]
     )
+
+
+def test_nothing_keeps_a_model_and_its_optimizer_alive():
+    model, optimizer, _ = trained_pair()
+    other = copy.deepcopy(model)
+    allocator_for(model, optimizer, followers=[copy.deepcopy(model)]).step(0)
+    parts = [weakref.ref(part) for part in (model, optimizer, other)]
+    gc.disable()
+    del model, optimizer, other
+    gc.enable()
+    assert [part() for part in parts] == [None, None, None]
 
 
 def test_repr_tells_settings_and_state():

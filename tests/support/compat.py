@@ -1,6 +1,6 @@
 """Try the package with other versions: `make compat`, one environment at a time, then removed.
 
-    python tests/support/compat.py [NAME...]
+    python tests/support/compat.py [NAME...]   # or NAME=PYTHON: in an environment that is there
 
 Each environment gets its torch first, then the wheel with the extra `test` and Triton; pip must
 leave that torch alone. It runs the unit and integration tests, which carry out the commands of
@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,9 +27,11 @@ ENVIRONMENTS = {
     "newest, Python 3.12": ("3.12", None),
     "newest": ("3.13", None),
 }
-# Warnings of other packages do not fail the tests here; ours do.
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+FILTERS = PROJECT["tool"]["pytest"]["ini_options"]["filterwarnings"]
+# Warnings of other packages are listed, and do not fail the tests; ours do.
 TESTS = ("-m", "pytest", "-q", "-n", "2", "--timeout", "600", "-p", "no:cacheprovider",
-         "-W", "default", "-W", "error::selectconv.SelectConvWarning",
+         "-Wdefault", "-Werror::selectconv.SelectConvWarning", *(f"-W{one}" for one in FILTERS[1:]),
          "tests/unit", "tests/integration", "tests/test_docs.py")  # fmt: skip
 SEEN = (
     "import platform, numpy, torch, triton; print(platform.python_version(), torch.__version__, "
@@ -68,41 +71,47 @@ def write_file() -> None:
     sc.save_compressed(sc.compress(model, x), FILES / f"compressed_torch_{release}.safetensors")
 
 
-def try_environment(name: str, home: Path) -> list[str]:
-    """Make an environment in a folder and run the tests there; returns its lines of the page."""
+def make_environment(name: str, home: Path) -> str:
+    """Make an environment in a folder, and return its Python."""
     version, constraints = ENVIRONMENTS[name]
     subprocess.run([f"python{version}", "-m", "venv", str(home)], check=True)
     python = str(home / ("Scripts" if os.name == "nt" else "bin") / "python")
     held = [] if constraints is None else ["--constraint", str(ROOT / constraints)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(home / "cache")}
-
-    def run(*words: str) -> str:
-        done = subprocess.run(
-            [python, *words], cwd=ROOT, env=environment, capture_output=True, text=True
-        )
-        if done.returncode and "pytest" not in words:
-            raise SystemExit(f"{name}: {' '.join(words)} failed:\n{done.stdout}{done.stderr}")
-        return done.stdout
-
-    run("-m", "pip", "install", *held, "torch", "hatchling")
-    before = run("-c", "import torch; print(torch.__version__)")
-    run("-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", str(home / "dist"), ".")
+    install = (python, "-m", "pip", "install", "--quiet", *held)
+    run(*install, "torch", "hatchling")
+    before = run(python, "-c", "import torch; print(torch.__version__)")
+    wheels = str(home / "dist")
+    run(python, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", wheels, str(ROOT))
     (wheel,) = (home / "dist").glob("*.whl")
-    run("-m", "pip", "install", *held, f"{wheel}[test]")
-    run("-m", "pip", "install", "triton")  # comes with torch's CUDA builds
-    python_torch_numpy_triton = run("-c", SEEN).split()
-    assert python_torch_numpy_triton[1] == before.strip(), "pip has replaced torch"
-    said = run(*TESTS)
+    run(*install, f"{wheel}[test]")
+    run(python, "-m", "pip", "install", "triton")  # comes with torch's CUDA builds
+    after = run(python, "-c", "import torch; print(torch.__version__)")
+    assert after == before, f"pip has replaced torch {before} by {after}"
+    return python
+
+
+def run(*command: str, fails: bool = False) -> str:
+    """Run a command in the root of the repository, and return what it prints."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    if done.returncode and not fails:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}")
+    return done.stdout
+
+
+def try_environment(name: str, python: str) -> list[str]:
+    """Run the tests with a Python; returns what the page says of the environment."""
+    said = run(python, *TESTS, fails=True)
     (ROOT / "dist").mkdir(exist_ok=True)
     (ROOT / "dist" / f"compat-{name}.txt").write_text(said, encoding="utf-8")
     counts = dict.fromkeys(("passed", "skipped", "failed", "error"), "0")
-    counts |= {what: count for count, what in re.findall(r"(\d+) (\w+)", said.splitlines()[-1])}
+    counts |= {what: count for count, what in re.findall(r"(\d+) ([a-z]+)", said.splitlines()[-1])}
     warnings = sorted(set(re.findall(r"(?m)^  \S+:\d+: (\w+Warning: .{0,80})", said)))
-    run(__file__, "--write")
+    run(python, __file__, "--write")
+    versions = run(python, "-c", SEEN).split()
     failed = str(int(counts["failed"]) + int(counts["error"]))
-    today = datetime.date.today().isoformat()
-    cells = (name, *python_torch_numpy_triton, counts["passed"], counts["skipped"], failed,
-             str(len(warnings)), today)  # fmt: skip
+    cells = (name, *versions, counts["passed"], counts["skipped"], failed, str(len(warnings)),
+             datetime.date.today().isoformat())  # fmt: skip
     return [f"| {' | '.join(cells)} |", *(f"- {name}: {warning}" for warning in warnings)]
 
 
@@ -119,12 +128,12 @@ def update(page: str, name: str, lines: list[str]) -> str:
 
 
 def main(*names: str) -> None:
-    """Try these environments, or all of them."""
+    """Try these environments, or all of them; `NAME=PYTHON`: one that is there already."""
     if names == ("--write",):
         return write_file()
-    for name in names or ENVIRONMENTS:
+    for name, _, python in (word.partition("=") for word in names or ENVIRONMENTS):
         with tempfile.TemporaryDirectory(prefix="compat-") as home:
-            lines = try_environment(name, Path(home))
+            lines = try_environment(name, python or make_environment(name, Path(home)))
         PAGE.write_text(update(PAGE.read_text(encoding="utf-8"), name, lines), encoding="utf-8")
         print(*lines, sep="\n")
 

@@ -10,6 +10,8 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from oracles_formulas import add_up
+
 Matrix = list[list[float]]
 
 
@@ -23,7 +25,7 @@ def naive_dealloc(necdm: Matrix, gamma: float) -> list[int]:
             if slot not in taken and (smallest is None or max(row) < smallest):
                 smallest, best = max(row), slot
         grown = [*taken, best]
-        if any(sum(necdm[slot][output] for slot in grown) > gamma for output in range(outputs)):
+        if any(add_up(necdm[slot][output] for slot in grown) > gamma for output in range(outputs)):
             break
         taken = grown
     return sorted(taken)
@@ -38,7 +40,7 @@ def most_closable(damage: Matrix, gamma: float) -> int:
     outputs = range(len(damage[0]))
     for size in range(len(damage), 0, -1):
         for closed in combinations(range(len(damage)), size):
-            if all(abs(sum(damage[slot][j] for slot in closed)) <= gamma for j in outputs):
+            if all(abs(add_up(damage[slot][j] for slot in closed)) <= gamma for j in outputs):
                 return size
     return 0
 
@@ -55,7 +57,7 @@ def naive_scores(
     scores = []
     for slot, row in enumerate(necdm):
         if norm == "l2":
-            score = sum(entry * entry for entry in row) ** 0.5
+            score = add_up(entry * entry for entry in row) ** 0.5
         else:
             score = max(abs(entry) for entry in row)
         if not gate[slot]:

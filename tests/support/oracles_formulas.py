@@ -7,6 +7,14 @@ import mpmath
 import numpy as np
 
 
+def add_up(values):
+    """Add one after the other; from Python 3.12 on, `sum` is more exact than that."""
+    total = 0.0
+    for value in values:
+        total += value
+    return total
+
+
 def naive_shift(x, b):
     """Section 2.2, word for word, for any number of spatial axes: x (N, C, ...), b (C, axes)."""
     x, b = np.asarray(x, dtype=np.float64), np.asarray(b, dtype=np.float64)
@@ -33,7 +41,7 @@ def naive_ecdm(weight, mean, groups=1):
     """Eq. (2), entry by entry, from a weight in torch's layout (O, I / groups, ...)."""
     out = np.zeros((weight.shape[1] * groups, weight.shape[0]))
     for slot, output, kernel in _connections(weight, groups):
-        out[slot, output] = float(mean[slot]) * sum(kernel)
+        out[slot, output] = float(mean[slot]) * add_up(kernel)
     return out
 
 
@@ -41,8 +49,8 @@ def naive_rms_damage(weight, mean, var, groups=1):
     """The root mean square of sum_k W_k X_k for independent pixels X_k, entry by entry."""
     out = np.zeros((weight.shape[1] * groups, weight.shape[0]))
     for slot, output, kernel in _connections(weight, groups):
-        spread = float(var[slot]) * sum(value * value for value in kernel)
-        out[slot, output] = math.sqrt(spread + (float(mean[slot]) * sum(kernel)) ** 2)
+        spread = float(var[slot]) * add_up(value * value for value in kernel)
+        out[slot, output] = math.sqrt(spread + (float(mean[slot]) * add_up(kernel)) ** 2)
     return out
 
 

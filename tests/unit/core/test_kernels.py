@@ -140,13 +140,11 @@ def test_can_run(x, runs):
 
 
 @needs_kernel
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace")
 def test_not_where_single_operations_are_watched():
     x = torch.zeros(1, 2, 3, 3)
     seen = []
-    with pytest.warns(DeprecationWarning, match=r"torch\.jit\.trace"):
-        torch.jit.trace(
-            lambda t: (seen.append(kernels.find_kernel(t)), t + 1)[1], x, check_trace=False
-        )
+    torch.jit.trace(lambda t: (seen.append(kernels.find_kernel(t)), t + 1)[1], x, check_trace=False)
     torch.func.vmap(lambda t: (seen.append(kernels.find_kernel(t)), t)[1])(x[None])
     with FlopCounterMode(display=False):
         seen.append(kernels.find_kernel(x))

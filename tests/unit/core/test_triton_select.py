@@ -233,9 +233,9 @@ def test_at_its_first_use_the_kernel_is_compared_with_the_definition(kernel, rea
     triton_select.find_obstacle.cache_clear()
 
 
-def run(script, **environment):
+def run(script, *arguments, **environment):
     done = subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", script, *arguments],
         capture_output=True,
         text=True,
         timeout=100,
@@ -278,10 +278,11 @@ def test_equals_the_definition_on_a_gpu(case, dtype):
 
 
 @needs_triton
-def test_compiles_for_a_gpu(tmp_path):
+@pytest.mark.parametrize("capability", [80, 90], ids=["A100", "H100"])
+def test_compiles_for_a_gpu(capability, tmp_path):
     """The interpreter forgives what the compiler does not; that needs no GPU."""
     script = """
-import json, triton
+import json, sys, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from selectconv.core.kernels import triton_select
@@ -296,10 +297,11 @@ for name, kernel in vars(triton_select._kernels()).items():
     }
     source = ASTSource(kernel, signature, blocks)
     options = {"num_warps": 4, "enable_fp_fusion": False}
-    compiled = triton.compile(source, target=GPUTarget("cuda", 80, 32), options=options)
+    target = GPUTarget("cuda", int(sys.argv[1]), 32)
+    compiled = triton.compile(source, target=target, options=options)
     sizes[name] = len(compiled.asm["cubin"])
 print(json.dumps(sizes))
 """
-    sizes = run(script, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
+    sizes = run(script, str(capability), TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     assert set(sizes) == {"forward", "backward_x", "backward_shift"}
     assert all(sizes.values())

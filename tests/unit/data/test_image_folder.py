@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import multiprocessing
 import random
 import shutil
 
@@ -135,10 +136,14 @@ def images(tmp_path):
     return read_imagenet(tmp_path, SMALL)
 
 
-def test_workers_serve_one_epoch_after_another(images):
+@pytest.mark.parametrize("method", ["fork", "spawn"])  # Linux's; that of macOS and Windows
+def test_workers_serve_one_epoch_after_another(images, method):
     loader = make_loader(images[0], SMALL, Batching(4, train=True, seed=3, workers=2))
-    for epoch in (0, 1, 0):
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method(method, force=True)
+    for epoch in (0, 1, 0) if method == "fork" else (0,):
         assert_same_batches(list(loader.epoch(epoch)), batches(images[0], epoch=epoch))
+    multiprocessing.set_start_method(before, force=True)
 
 
 def test_an_epoch_shows_every_image_once_in_another_order(images):

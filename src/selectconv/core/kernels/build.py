@@ -102,7 +102,11 @@ def _compile(compiler: str, source: bytes, flags: list[str], path: Path) -> None
             ["-shared", unit, "-o", library, "-lm"],
         ):
             done = subprocess.run(
-                [compiler, *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S
+                [compiler, *arguments],
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=_TIMEOUT_S,
             )
             if done.returncode != 0:
                 said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[0]

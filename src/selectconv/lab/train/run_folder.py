@@ -325,7 +325,9 @@ def _git(*arguments: str) -> str | None:
     """Ask git about the package's own source tree; None where it is installed without one."""
     command = ["git", "-C", str(Path(__file__).parent), *arguments]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        answer = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=10, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip()

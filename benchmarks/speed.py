@@ -7,8 +7,9 @@ Each section is measured network by network, and saved to results/speed_SECTION.
 lines of that network are replaced. CPU time, one thread, all sides of a comparison in turn. Leave
 the machine alone meanwhile. `compressed`: half of the slots of every selective layer are closed, at
 random; in a residual trunk that lets few filters go, so that much is gathered. `pruning`: half of
-the multiply-adds, by de-allocation and by Torch-Pruning. Weights are random, and so are the scales
-and offsets of batch norm: time and size count here, not what the networks compute.
+the multiply-adds, by de-allocation of slots and of filters, and by Torch-Pruning; in OpenVINO, too,
+where that is installed. Weights are random, and so are the scales and offsets of batch norm: time
+and size count here, not what the networks compute.
 """
 
 import argparse
@@ -16,8 +17,10 @@ import copy
 import json
 import math
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -56,7 +59,11 @@ COMPRESSED = {
     "ResNet-164": Subject("resnet164", 32),
     "U-Net": Subject("benchmarks.networks:unet", 64),
 }
-PRUNING = {name: COMPRESSED[name] for name in ("ResNet-18", "DenseNet-100", "U-Net")}
+PRUNING = COMPRESSED | {
+    "ResNet-50": Subject("timm:resnet50", 64),
+    "MobileNetV2": Subject("timm:mobilenetv2_100", 96),
+}
+WAYS = ("slots", "filters", "Torch-Pruning")
 SHIFTS = {
     "small MobileNet": Subject("selectconv.lab.reproduce.networks:small_mobilenet", 16, 8),
     "ResNet-164": Subject("resnet164", 32, 8),
@@ -64,6 +71,7 @@ SHIFTS = {
     "ResNet-18": Subject("timm:resnet18", 32, 8),
 }
 BATCHES = (1, 8, 64)
+RUNTIMES = ("eager", "onnxruntime")
 CLASSES = 10  # outputs of every network here
 ROUND_TO = (None, 1, 8)
 
@@ -92,20 +100,44 @@ def measure_pruning(subject: Subject, repeats: int) -> Rows:
     _draw_norms(plain)
     networks = {
         "plain": plain,
-        "selectconv": _deallocate(plain, x, 0.5),
-        "Torch-Pruning": _prune(plain, x, 0.5),
+        "slots": _deallocate(plain, x, 0.5, "slot"),
+        "filters": _deallocate(plain, x, 0.5, "filter"),
     }
-    return _compare("pruning", subject, networks, repeats)
+    if subject.model != "resnet164":  # Torch-Pruning 1.6 fails on its zero-padded trunk
+        networks["Torch-Pruning"] = _prune(plain, x, sc.count(networks["filters"], x).macs)
+    has_openvino = find_spec("openvino") is not None
+    runtimes = (*RUNTIMES, *(["openvino"] if has_openvino else []))
+    return _compare("pruning", subject, networks, repeats, runtimes)
 
 
-def _compare(section: str, subject: Subject, networks: dict[str, nn.Module], repeats: int) -> Rows:
+def _open(network: nn.Module, example: Tensor, runtime: str) -> Callable[[Tensor], object]:
+    """Return what runs a network in a runtime: one of `selectconv bench`'s, or OpenVINO."""
+    if runtime != "openvino":
+        return open_network(network, example, runtime)
+    import openvino
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.onnx"
+        sc.export_onnx(network, file, example)
+        options = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+        model = openvino.Core().compile_model(str(file), "CPU", options)
+    return lambda x: model(x.numpy())
+
+
+def _compare(
+    section: str,
+    subject: Subject,
+    networks: dict[str, nn.Module],
+    repeats: int,
+    runtimes: Iterable[str] = RUNTIMES,
+) -> Rows:
     """Time networks over the plain one, for each batch, eager and in ONNX Runtime."""
     rows = []
     images = subject.draw_images()  # the largest batch
     costs = {way: sc.count(network, images[:1]) for way, network in networks.items()}
     dense = costs["plain"]
-    for runtime in ("eager", "onnxruntime"):
-        opened = {way: open_network(net, images[:2], runtime) for way, net in networks.items()}
+    for runtime in runtimes:
+        opened = {way: _open(net, images[:2], runtime) for way, net in networks.items()}
         for batch in BATCHES:
             sides = {way: partial(run, images[:batch]) for way, run in opened.items()}
             about = f"{subject.model}, {runtime}, batch {batch}"
@@ -129,23 +161,21 @@ def _draw_norms(model: nn.Module) -> None:
                 module.bias.copy_(0.3 * torch.randn(module.num_features, generator=generator))
 
 
-def _deallocate(plain: nn.Module, x: Tensor, target: float) -> nn.Module:
+def _deallocate(plain: nn.Module, x: Tensor, target: float, granularity: str) -> nn.Module:
     model = sc.convert(copy.deepcopy(plain), example_input=x)
-    model.train()(x.expand(2, -1, -1, -1))  # for inputs whose mean is observed
-    optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.1, weight_decay=1e-4)
     allocator = sc.ChannelAllocator(
-        model, optimizer, total_epochs=2, mode="dealloc", target_macs=target, example_input=x
-    )
-    for epoch in range(2):
-        allocator.step(epoch)
+        model, total_epochs=1, stop_at=1.0, mode="dealloc", target_macs=target,
+        granularity=granularity, example_input=x,
+    )  # fmt: skip
+    model.train()(x.expand(2, -1, -1, -1))  # for inputs whose mean is observed
+    allocator.step(0)
     return sc.compress(model.eval(), x)
 
 
-def _prune(plain: nn.Module, x: Tensor, target: float) -> nn.Module:
+def _prune(plain: nn.Module, x: Tensor, macs: int) -> nn.Module:
     """Prune by weights' magnitude, every layer by the same part, which is searched for."""
     import torch_pruning
 
-    dense = sc.count(plain, x).macs
     low, high, best = 0.0, 0.9, plain
     gap = math.inf
     for _ in range(8):
@@ -162,7 +192,7 @@ def _prune(plain: nn.Module, x: Tensor, target: float) -> nn.Module:
             pruning_ratio=part,
             ignored_layers=classes,
         ).step()
-        over = sc.count(model, x).macs / dense - target
+        over = sc.count(model, x).macs / macs - 1
         low, high = (part, high) if over > 0 else (low, part)
         if abs(over) < gap:
             gap, best = abs(over), model
@@ -292,8 +322,10 @@ def shifts_table() -> str:
 def pruning_table() -> str:
     """Half of the multiply-adds, beside Torch-Pruning."""
     lines, rows = read("pruning"), []
-    for name, way in product(PRUNING, ("selectconv", "Torch-Pruning")):
+    for name, way in product(PRUNING, WAYS):
         own = _of(lines, network=name, way=way)
+        if not own:
+            continue
         sizes = (f"{own[0][key]:.2f}" for key in ("macs_ratio", "params_ratio"))
         rows.append((name, way, *sizes, *(f"{line['value']:.2f}" for line in own)))
     heads = f"network|way|multiply-adds|parameters|{_BY_BATCH}"

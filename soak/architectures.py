@@ -50,7 +50,7 @@ def names() -> list[str]:
 
 def write_list() -> None:
     """Write the list of the networks and their numbers of parameters."""
-    _import_timm()
+    import_timm()
     from timm.models import list_models
 
     sizes = {
@@ -84,10 +84,11 @@ def in_order(sizes: dict[str, int]) -> list[str]:
 
 def _num_parameters(what: str) -> int:
     with torch.device("meta"):
-        return sum(value.numel() for value in _create(what).parameters())
+        return sum(value.numel() for value in create(what).parameters())
 
 
-def _import_timm() -> None:
+def import_timm() -> None:
+    """Let timm and torchvision be imported."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
     import torchvision_shim
 
@@ -109,7 +110,7 @@ def walk(number: int, scratch: Path, *, onnx: bool) -> Ended:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     what = names()[number]
-    _import_timm()
+    import_timm()
     size = _num_parameters(what)
     data: dict[str, Any] = {"params": size}
     if size > MOST_PARAMS:
@@ -117,8 +118,8 @@ def walk(number: int, scratch: Path, *, onnx: bool) -> Ended:
     way = None
     try:
         _limit(CPU_LIMIT_S)
-        model = _create(what)
-        x = _find_input(model)
+        model = create(what)
+        x = find_input(model)
         data["side"] = x.shape[-1]
         way = Walk(model, x, what)
         ended = way.all_the_way(scratch, GAMMA, onnx=onnx)
@@ -142,14 +143,15 @@ def _limit(seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
 
 
-def _create(what: str) -> nn.Module:
+def create(what: str) -> nn.Module:
+    """Create a network of timm, named as family/name."""
     import timm
 
     model: nn.Module = timm.create_model(what.partition("/")[2], num_classes=10)
     return model
 
 
-def _find_input(model: nn.Module) -> torch.Tensor:
+def find_input(model: nn.Module) -> torch.Tensor:
     """Return images of the smallest side that the network accepts, trained and tested."""
     config: Any = getattr(model, "default_cfg", {})
     for side in SIDES if not config.get("fixed_input_size") else config["input_size"][-1:]:

@@ -7,7 +7,7 @@ from typing import Any
 from soak.driver import RESULTS, WRONG, load_campaign, one_line, results_of
 
 # In the order in which they run.
-CAMPAIGNS = ("networks", "damage", "calls", "pairs", "kills", "full_disk", "ranks")
+CAMPAIGNS = ("networks", "filters", "damage", "calls", "pairs", "kills", "full_disk", "ranks")
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
 HEAD = "| campaign | wanted | trials | how they ended | wrong |\n|---|---|---|---|---|"
 MOST = 12  # findings that are listed

@@ -1,0 +1,99 @@
+"""Networks closed by filters: random ones, then some of timm, then torchvision's classifiers."""
+
+import random
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import selectconv as sc
+from soak import architectures
+from soak.driver import DIFFERENT, Ended, Wrong
+from soak.networks import Walk
+from soak.random_network import Builder, sum_of_squares
+
+TITLE = "networks closed by filters to half of their multiply-adds, or as far as that goes"
+WANTED = "the masked model's outputs after each step, and nothing gathered"
+OF_RANDOM, OF_TIMM = 100, 30
+COUNT, LIMIT_S = 190, 3600
+TARGETS = (0.5, 0.7, 0.9, 0.97)
+
+
+class FilterWalk(Walk):
+    """A network on its way through all steps, closed by filters."""
+
+    def allocate(self, gamma: float) -> None:
+        """Train a step, close filters down to the nearest target, and train another."""
+        for target in TARGETS:
+            try:
+                self._allocate(target)
+            except sc.SelectConvError:
+                raise
+            except ValueError:  # the target cannot be reached
+                continue
+            self.data["target"] = target
+            return
+        raise sc.AllocationError(f"no target of {TARGETS} can be reached")
+
+    def _allocate(self, target: float) -> None:
+        optimizer = torch.optim.SGD(sc.param_groups(self.model), lr=0.01, weight_decay=1e-4)
+        allocator = sc.ChannelAllocator(
+            self.model, optimizer, total_epochs=1, stop_at=1.0, mode="dealloc",
+            granularity="filter", target_macs=target, example_input=self.x,
+        )  # fmt: skip
+        for epoch in range(2):
+            optimizer.zero_grad()
+            sum_of_squares(self.model.train()(self.x)).backward()
+            optimizer.step()
+            report = allocator.step(epoch)
+            self.data.setdefault("closed", sum(map(len, report.deallocated.values())))
+
+    def take(self, step: str, action: Any) -> Any:
+        """Take a step; what was compressed must not gather."""
+        result = super().take(step, action)
+        if step == "compressed" and any("index" in str(n.target) for n in result.graph.nodes):
+            raise Wrong(self.what, DIFFERENT, "the compressed network gathers channels")
+        return result
+
+
+@cache
+def of_torchvision() -> list[str]:
+    """Return the names of torchvision's classifiers, small ones first."""
+    architectures.import_timm()
+    from torchvision import models
+
+    with torch.device("meta"):
+        sizes = {
+            name: sum(p.numel() for p in models.get_model(name, weights=None).parameters())
+            for name in models.list_models(module=models)
+        }
+    fitting = [name for name in sizes if sizes[name] <= architectures.MOST_PARAMS]
+    return sorted(fitting, key=lambda name: (sizes[name], name))
+
+
+def trial(number: int, draw: random.Random, scratch: Path) -> Ended:
+    """Take a network through all steps."""
+    torch.set_num_threads(1)
+    torch.manual_seed(draw.getrandbits(32))
+    warnings.simplefilter("ignore")
+    if number < OF_RANDOM:
+        builder = Builder(draw)
+        model, x = builder.network()
+        what = f"{builder.dims}-D: {', '.join(builder.used)}"
+        return FilterWalk(model, x, what).all_the_way(scratch, 0.0)
+    architectures.import_timm()
+    if number < OF_RANDOM + OF_TIMM:
+        what = architectures.names()[number - OF_RANDOM]
+        model = architectures.create(what)
+    else:
+        names = of_torchvision()
+        if number - OF_RANDOM - OF_TIMM >= len(names):
+            return Ended("torchvision", "no more networks")
+        from torchvision import models
+
+        what = names[number - OF_RANDOM - OF_TIMM]
+        model = models.get_model(what, weights=None, num_classes=10)
+    x = architectures.find_input(model)
+    return FilterWalk(model, x, what).all_the_way(scratch, 0.0)

@@ -34,7 +34,7 @@ class Room:
 ROOMS = {
     "root": Room(0, 219, 5),
     "core": Room(1, 1540, 11),
-    "graph": Room(2, 1274, 6),
+    "graph": Room(2, 1280, 6),
     "deploy": Room(3, 1034, 5),
     "allocate": Room(4, 1317, 4),
     "integrations": Room(5, 172, 0),
@@ -46,8 +46,8 @@ ROOMS = {
     "report": Room(9, 930, 2),
     "cli": Room(10, 729, 0),
 }
-MOST_STATEMENTS, MOST_FUNCTIONS = 10030, 916
-MOST_IN_TESTS = 12_071
+MOST_STATEMENTS, MOST_FUNCTIONS = 10036, 917
+MOST_IN_TESTS = 12_056
 # soak/, benchmarks/, results/, examples/ and docs/: no place to hide statements.
 MOST_BESIDE = 2955
 MOST_LINES, LONGEST_FUNCTION = 400, 50  # of a file; of a function, without its docstring

@@ -222,6 +222,9 @@ def zero_channels(flow: Dataflow, of_layer: Callable[[Operation], Mask]) -> dict
     for node, op in flow.operations.items():
         if op.kind in WEIGHTED:
             zero[node] = of_layer(op)
+            if (groups := getattr(op.module, "groups", 1)) > 1:  # what it reads goes with it
+                before = zero[argument(node)].reshape(groups, -1)
+                zero[node] &= np.logical_and.reduce(before, axis=1).repeat(op.channels // groups)
         elif op.kind is Kind.CONCAT:
             zero[node] = np.concatenate([zero[other] for other, _ in joined(flow, op)])
         elif op.kind is Kind.CHANNEL_PAD:

@@ -33,6 +33,7 @@ from selectconv.graph.operations import (
     channel_padding,
     concatenated,
     family_of,
+    find_module_row,
 )
 from selectconv.graph.pure_graph import purify, shape_of
 from selectconv.graph.tracer import (
@@ -186,11 +187,16 @@ def copy_model(model: nn.Module, shared: Iterable[Any] = ()) -> nn.Module:
         raise CompressionError(f"`model` cannot be copied: {first_line(error)}") from error
 
 
+def _is_leaf(module: nn.Module) -> bool:
+    """Return whether a module is one step: selective convs, and other packages' dropouts."""
+    return isinstance(module, SelectConvNd) or find_module_row(module).family is Family.DROPOUT
+
+
 def _trace(root: nn.Module, arguments: Mapping[str, Any]) -> fx.Graph:
     """Trace a model for all shapes or, where it depends on them, for those of the example."""
     place = ""
     for fixed in Fixed:
-        tracer = ShapeTracer(lambda module: isinstance(module, SelectConvNd), arguments, fixed)
+        tracer = ShapeTracer(_is_leaf, arguments, fixed)
         try:
             graph = tracer.trace(root)
             break

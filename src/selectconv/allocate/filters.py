@@ -120,6 +120,7 @@ class Filters:
 
     Attributes:
         groups: channels that go together.
+        modules: what makes or reads them, by name.
         readers: who reads them, by name.
 
     Raises:
@@ -149,7 +150,10 @@ class Filters:
             if not isinstance(layer, SelectConvNd):
                 source = closed_form_of(flow, found.inputs[name], modules, layer.training)
             self.readers[name] = Reader(layer, source, channels, numbers)
-        self.blocks = self._find_blocks(modules)
+        self.modules = {
+            name: modules[name] for group in self.groups for name in (*group.makers, *group.readers)
+        }
+        self.blocks = self._find_blocks()
         self._hooks = []
         for reader in self.readers.values():
             if reader.source is None and not isinstance(reader.layer, SelectConvNd):
@@ -157,18 +161,31 @@ class Filters:
                 reader.source = Observer(weight.shape[1], weight.device)
                 self._hooks.append(reader.layer.register_forward_pre_hook(reader.source))
 
-    def _find_blocks(self, modules: Mapping[str, nn.Module]) -> list[Tensor]:
+    def _find_blocks(self) -> list[Tensor]:
         """Return, by depthwise conv that has whole blocks of channels, its groups."""
         found: dict[str, list[int]] = {}
         for number, group in enumerate(self.groups):
             for name in group.makers:
-                conv = modules[name]
+                conv = self.modules[name]
                 if isinstance(conv, _ConvNd) and 1 < conv.groups == conv.in_channels:
                     found.setdefault(name, []).append(number)
         return [
             torch.tensor(numbers, device="cpu")
             for name, numbers in found.items()
-            if has_blocks(cast(_ConvNd, modules[name]).in_channels)
+            if has_blocks(cast(_ConvNd, self.modules[name]).in_channels)
+        ]
+
+    def find_frozen(self) -> list[int]:
+        """Return the numbers of the groups that a frozen layer makes or reads."""
+        frozen = {
+            name
+            for name, module in self.modules.items()
+            if any(p is not None and not p.requires_grad for p in module._parameters.values())
+        }
+        return [
+            number
+            for number, group in enumerate(self.groups)
+            if not frozen.isdisjoint((*group.makers, *group.readers))
         ]
 
     def stop_observing(self) -> None:
@@ -261,6 +278,7 @@ class FilterQueue:
             level[widths.cumsum(0) > room] = math.inf
             levels.scatter_reduce_(0, own[by_rank], level, "amax")
         levels[~is_open] = math.inf
+        levels[filters.find_frozen()] = math.inf
         self._units = _bundle(filters, levels)
         self.levels = torch.stack([levels[unit].amax() for unit in self._units] or [levels[:0]])
         self.owners = torch.arange(len(self._units), device="cpu")

@@ -161,11 +161,9 @@ class _Finder:
                 self._hold(stuck, f"`{name}` reads values that cannot be made zero")
         self.makers.append((name, made))
         own = self.modules.get(name)
-        trained = () if own is None else own._parameters.values()
         reasons = {
             f"`{name}` is not a module of the model": own is None,
             f"`{name}` is called twice, or shares its weight": op.node in self.shared,
-            f"`{name}` is frozen": not all(p is None or p.requires_grad for p in trained),
             f"the weight of `{name}` is recomputed": hasattr(own, "parametrizations"),
             f"`{name}` has groups and moved slots": groups > 1
             and isinstance(module, SelectConvNd)

@@ -35,8 +35,8 @@ ROOMS = {
     "root": Room(0, 219, 5),
     "core": Room(1, 1540, 11),
     "graph": Room(2, 1279, 6),
-    "deploy": Room(3, 1034, 5),
-    "allocate": Room(4, 1323, 4),
+    "deploy": Room(3, 1035, 5),
+    "allocate": Room(4, 1328, 4),
     "integrations": Room(5, 172, 0),
     "zoo": Room(6, 437, 6),
     "data": Room(6, 787, 4),
@@ -46,8 +46,8 @@ ROOMS = {
     "report": Room(9, 930, 2),
     "cli": Room(10, 729, 0),
 }
-MOST_STATEMENTS, MOST_FUNCTIONS = 10041, 918
-MOST_IN_TESTS = 12_057
+MOST_STATEMENTS, MOST_FUNCTIONS = 10047, 918
+MOST_IN_TESTS = 12_085
 # soak/, benchmarks/, results/, examples/ and docs/: no place to hide statements.
 MOST_BESIDE = 2955
 MOST_LINES, LONGEST_FUNCTION = 400, 50  # of a file; of a function, without its docstring

@@ -3,14 +3,16 @@
 A budget falls linearly over the epochs in which an allocator acts. At each step gamma, one for
 all layers, is solved for: every open slot has a smallest gamma at which Algorithm 1 would close it,
 so the slots of all layers stand in one order, and what is left after closing the first n of them is
-counted as `sc.count` counts it.
+counted. The last step counts as `sc.count` does. Earlier steps count what is read: where closing a
+few slots saves nothing yet, since gathering the others would not pay, they would close too many.
 """
 
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,6 +76,7 @@ class ClosingQueue:
 
 
 Queue = ClosingQueue | FilterQueue
+Count = Callable[[Mapping[str, LayerPlan]], int]
 
 
 def _closing_order(
@@ -125,7 +128,7 @@ class CostAfter:
         self._counter = CostCounter(copy, example_input)
 
     @torch.no_grad()
-    def count(self, plans: Mapping[str, LayerPlan]) -> Cost:
+    def count(self, plans: Mapping[str, LayerPlan], *, is_exact: bool = False) -> Cost:
         """Count the model as it is now, and with these plans carried out."""
         for name, layer in self._layers.items():
             copy = self._copies[name]
@@ -133,7 +136,8 @@ class CostAfter:
                 own.copy_(its)
             if name in plans:
                 copy.apply_plan(replace(plans[name], weight_seed=None))
-        return self._counter.count(self._filters.unread(plans) if self._filters else None)
+        unread = self._filters.unread(plans) if self._filters else None
+        return self._counter.count(unread, is_exact=is_exact)
 
     def count_fresh(self, kept: float) -> Cost:
         """Count the model before any allocation, with this part of each group's slots open."""
@@ -238,9 +242,10 @@ class Budget:
             else self._filters.queue(settings.damage, FLOOR)
         )
         is_last = epoch + 1 >= settings.num_steps
+        count = partial(self._count, is_exact=not is_last)
         if not settings.reopens or is_last:
-            plans = self._close(queue, budget)
-            reached = self._count(plans) if is_last else self.target
+            plans = _close(queue, budget, count)
+            reached = count(plans) if is_last else self.target
             if reached > (1 + TOLERANCE) * self.target:
                 warn(
                     f"`{self.name}` {self.fraction:g} was not met: {reached / self.dense:.3f} of "
@@ -251,7 +256,7 @@ class Budget:
         # Room for what is re-opened: closed for the next epoch's fall as well.
         fall = (self.dense - self.target) / settings.num_steps
         by_gamma = int((queue.levels <= float(settings.gamma)).sum())
-        number = max(self._least_number(queue, budget - fall), by_gamma)
+        number = max(_least_number(queue, budget - fall, count), by_gamma)
         plans = {
             name: layers[name].plan(
                 closed=plan.closed,
@@ -261,73 +266,79 @@ class Budget:
             )
             for name, plan in queue.plans(range(number)).items()
         }
-        return self._reopen_within(plans, budget)
+        return _reopen_within(plans, budget, count)
 
-    def _count(self, plans: Mapping[str, LayerPlan]) -> int:
-        return int(getattr(self._cost.count(plans), self._kind))
+    def _count(self, plans: Mapping[str, LayerPlan], *, is_exact: bool = False) -> int:
+        return int(getattr(self._cost.count(plans, is_exact=is_exact), self._kind))
 
-    def _least_number(self, queue: Queue, budget: float) -> int:
-        """Return the least number of slots, the first of the queue, that meets the budget."""
-        return bisect_left(
-            range(len(queue.levels)),
+
+def _close(queue: Queue, budget: float, count: Count) -> dict[str, LayerPlan]:
+    """Close the first slots of the queue that meet the budget, or others that come nearer.
+
+    The last of them may be expensive. Without it, and without the slots of its layer that
+    follow, some that come later in the queue may fit instead.
+    """
+    number = _least_number(queue, budget, count)
+    plans = queue.plans(range(number))
+    miss = abs(count(plans) - budget)
+    if number == 0 or miss <= TOLERANCE / 2 * budget:
+        return plans
+    chosen = list(range(number - 1))
+    passed = {int(queue.owners[number - 1])}
+    without = queue.plans(chosen)
+    trials = {abs(count(without) - budget): without, miss: plans}
+    for place in range(number, min(number + _LOOK_AHEAD, len(queue.levels))):
+        owner = int(queue.owners[place])
+        if owner in passed:
+            continue
+        plans = queue.plans([*chosen, place])
+        cost = count(plans)
+        trials.setdefault(abs(cost - budget), plans)
+        if cost >= budget:
+            chosen.append(place)
+        else:
+            passed.add(owner)
+    return trials[min(trials)]
+
+
+def _reopen_within(
+    plans: Mapping[str, LayerPlan], budget: float, count: Count
+) -> dict[str, LayerPlan]:
+    """Re-open as many slots, an equal part in every layer, as the budget has room for.
+
+    Args:
+        plans: what each layer would re-open, were there room for all of its closed slots: so
+            the random numbers that a step uses up do not depend on the search.
+        budget: the most that the model may cost.
+        count: what it costs after a plan.
+    """
+    # Each layer's first half before any layer's second half.
+    order = sorted(
+        ((place + 1) / len(plan.opened), number, name)
+        for number, (name, plan) in enumerate(plans.items())
+        for place in range(len(plan.opened))
+    )
+
+    def reopen(total: int) -> dict[str, LayerPlan]:
+        sizes = Counter(name for _, _, name in order[:total])
+        return {name: _cut(plan, sizes[name]) for name, plan in plans.items()}
+
+    return reopen(
+        bisect_left(
+            range(1, len(order) + 1),
             True,
-            key=lambda number: self._count(queue.plans(range(number))) <= budget,
+            key=lambda total: count(reopen(total)) > budget,
         )
+    )
 
-    def _close(self, queue: Queue, budget: float) -> dict[str, LayerPlan]:
-        """Close the first slots of the queue that meet the budget, or others that come nearer.
 
-        The last of them may be expensive. Without it, and without the slots of its layer that
-        follow, some that come later in the queue may fit instead.
-        """
-        number = self._least_number(queue, budget)
-        plans = queue.plans(range(number))
-        miss = abs(self._count(plans) - budget)
-        if number == 0 or miss <= TOLERANCE / 2 * budget:
-            return plans
-        chosen = list(range(number - 1))
-        passed = {int(queue.owners[number - 1])}
-        without = queue.plans(chosen)
-        trials = {abs(self._count(without) - budget): without, miss: plans}
-        for place in range(number, min(number + _LOOK_AHEAD, len(queue.levels))):
-            owner = int(queue.owners[place])
-            if owner in passed:
-                continue
-            plans = queue.plans([*chosen, place])
-            cost = self._count(plans)
-            trials.setdefault(abs(cost - budget), plans)
-            if cost >= budget:
-                chosen.append(place)
-            else:
-                passed.add(owner)
-        return trials[min(trials)]
-
-    def _reopen_within(self, plans: Mapping[str, LayerPlan], budget: float) -> dict[str, LayerPlan]:
-        """Re-open as many slots, an equal part in every layer, as the budget has room for.
-
-        Args:
-            plans: what each layer would re-open, were there room for all of its closed slots: so
-                the random numbers that a step uses up do not depend on the search.
-            budget: the most that the model may cost.
-        """
-        # Each layer's first half before any layer's second half.
-        order = sorted(
-            ((place + 1) / len(plan.opened), number, name)
-            for number, (name, plan) in enumerate(plans.items())
-            for place in range(len(plan.opened))
-        )
-
-        def reopen(total: int) -> dict[str, LayerPlan]:
-            sizes = Counter(name for _, _, name in order[:total])
-            return {name: _cut(plan, sizes[name]) for name, plan in plans.items()}
-
-        return reopen(
-            bisect_left(
-                range(1, len(order) + 1),
-                True,
-                key=lambda total: self._count(reopen(total)) > budget,
-            )
-        )
+def _least_number(queue: Queue, budget: float, count: Count) -> int:
+    """Return the least number of slots, the first of the queue, that meets the budget."""
+    return bisect_left(
+        range(len(queue.levels)),
+        True,
+        key=lambda number: count(queue.plans(range(number))) <= budget,
+    )
 
 
 def _cut(plan: LayerPlan, size: int) -> LayerPlan:

@@ -99,18 +99,19 @@ class CostCounter:
     def __init__(self, model: nn.Module, example_input: Any) -> None:
         self.flow = trace_dataflow(model, example_input)
 
-    def count(self, unread: Mapping[str, Mask] | None = None) -> Cost:
+    def count(self, unread: Mapping[str, Mask] | None = None, *, is_exact: bool = False) -> Cost:
         """Count the model with its present allocation.
 
         Args:
             unread: by name of a layer that is not selective, the channels of its input that it
                 does not read. None: as its weights are.
+            is_exact: count what is read, also where `compress` would read more than gather it.
         """
         flow = self.flow
         named = None if unread is None else {
             node: unread[op.name] for node, op in flow.operations.items() if op.name in unread
         }  # fmt: skip
-        layout = plan_layout(flow, unread=named)
+        layout = plan_layout(flow, unread=named, is_exact=is_exact)
         params: dict[object, int] = {}
         macs = extra = 0
         for node, op in flow.operations.items():

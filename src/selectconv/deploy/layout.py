@@ -56,7 +56,11 @@ class Layout:
 
 
 def plan_layout(
-    flow: Dataflow, round_to: int | None = None, unread: Mapping[fx.Node, Mask] | None = None
+    flow: Dataflow,
+    round_to: int | None = None,
+    unread: Mapping[fx.Node, Mask] | None = None,
+    *,
+    is_exact: bool = False,
 ) -> Layout:
     """Decide what to keep of every value of a traced model, for its present allocation.
 
@@ -65,8 +69,10 @@ def plan_layout(
         round_to: as for `compress`.
         unread: by layer that is not selective, the channels of its input that it does not read;
             by default, those that were closed by filters.
+        is_exact: read nothing but what is needed, whether or not gathering it pays.
     """
-    planner = _Planner(flow, round_to, find_unread(flow) if unread is None else unread)
+    unread = find_unread(flow) if unread is None else unread
+    planner = _Planner(flow, round_to, unread, is_exact=is_exact)
     for node in flow.operations:
         if node in planner.needed:
             planner.layout.kept[node] = planner.keep(flow.operations[node])
@@ -77,9 +83,14 @@ class _Planner:
     """Chooses what each operation keeps, in order."""
 
     def __init__(
-        self, flow: Dataflow, round_to: int | None, unread: Mapping[fx.Node, Mask]
+        self,
+        flow: Dataflow,
+        round_to: int | None,
+        unread: Mapping[fx.Node, Mask],
+        *,
+        is_exact: bool,
     ) -> None:
-        self.flow = flow
+        self.flow, self.is_exact = flow, is_exact
         self.shared = find_shared(flow)
         self.blocks = Blocks(round_to, sum(one.numel() for one in flow.root.parameters()))
         self.needed = _find_needed(flow, self.shared, self.blocks, unread)
@@ -98,7 +109,7 @@ class _Planner:
             if op.kind is Kind.CONV and isinstance(op.module, _ConvNd):
                 before = argument(op.node)
                 # A conv that is called twice must read the same number of channels each time.
-                round_to = None if op.node in self.shared else self.round_to
+                round_to = None if self.is_exact or op.node in self.shared else self.round_to
                 self.layout.parts[op.node] = plan_parts(
                     op.module, filters, kept[before], self.flow.operations[before].shape[2:],
                     round_to, self.blocks.of_shifts(op.module), self.gathers,
@@ -135,6 +146,7 @@ class _Planner:
         if (
             not inputs
             or is_grouped
+            or self.is_exact
             or any(not np.array_equal(inputs[0], other) for other in inputs)
         ):
             return wanted  # one of them is gathered in any case

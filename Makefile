@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test check format figures architectures tutorial docs soak results bench-check gpu-check release clean
+.PHONY: demo test check format figures architectures tutorial docs soak results bench-check gpu-check compat release clean
 
 demo: $(VENV)/.train
 	$(BIN)/python examples/demo.py
@@ -62,6 +62,10 @@ bench-check: $(VENV)/.test
 # For someone with a CUDA device: tests, the Triton kernel against the definition, times.
 gpu-check: $(VENV)/.test
 	$(BIN)/python benchmarks/gpu_check.py
+
+# Unit and integration tests with the oldest, pinned and newest versions; hours, and 20 GB for a while.
+compat:
+	$(PYTHON) tests/support/compat.py
 
 # torch goes first and alone: what else is asked for must not choose another build of it.
 $(VENV)/.torch: constraints.txt

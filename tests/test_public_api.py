@@ -2,10 +2,13 @@
 
 import ast
 import inspect
+import itertools
 import json
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -132,3 +135,25 @@ def test_command_refuses_unknown_arguments():
     assert done.returncode == 2
     assert "--nonsense" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_is_required_is_what_has_been_run():
+    """`make compat` writes the rows of docs/versions.md."""
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    needed = [*project["dependencies"], *itertools.chain(*extras)]
+    lowest = dict(re.findall(r"(?m)^([\w-]+)>=([\d.]+)$", "\n".join(needed)))
+    oldest = dict(
+        re.findall(r"(?m)^([\w-]+)==([\d.]+)$", (root / "constraints-oldest.txt").read_text())
+    )
+    for name, version in oldest.items():
+        assert f"{version}.".startswith(f"{lowest[name]}."), name
+    page = (root / "docs" / "versions.md").read_text()
+    rows = [
+        line.strip("| ").split(" | ") for line in page.splitlines() if re.match(r"\| \w+", line)
+    ]
+    pythons = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    assert {row[1].rpartition(".")[0] for row in rows[1:]} == set(pythons)
+    torches = sorted(tuple(map(int, row[2].split("+")[0].split("."))) for row in rows[1:])
+    assert torches[0][:2] == tuple(map(int, lowest["torch"].split(".")))

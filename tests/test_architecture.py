@@ -36,18 +36,18 @@ ROOMS = {
     "core": Room(1, 1540, 11),
     "graph": Room(2, 1279, 6),
     "deploy": Room(3, 1035, 5),
-    "allocate": Room(4, 1328, 4),
+    "allocate": Room(4, 1327, 4),
     "integrations": Room(5, 172, 0),
     "zoo": Room(6, 437, 6),
     "data": Room(6, 787, 4),
-    "train": Room(7, 1059, 7),
+    "train": Room(7, 1060, 7),
     "bench": Room(8, 259, 5),
     "reproduce": Room(8, 273, 4),
-    "report": Room(9, 930, 2),
+    "report": Room(9, 932, 2),
     "cli": Room(10, 729, 0),
 }
-MOST_STATEMENTS, MOST_FUNCTIONS = 10047, 918
-MOST_IN_TESTS = 12_091
+MOST_STATEMENTS, MOST_FUNCTIONS = 10049, 918
+MOST_IN_TESTS = 12_102
 # soak/, benchmarks/, results/, examples/ and docs/: no place to hide statements.
 MOST_BESIDE = 2955
 MOST_LINES, LONGEST_FUNCTION = 400, 50  # of a file; of a function, without its docstring

@@ -53,6 +53,21 @@ def test_images_are_of_the_size_of_the_training(capsys, tmp_path):
     assert read_rows(capsys)["plain"]["macs"] == sc.count(plain, torch.zeros(1, 1, 4, 4)).macs
 
 
+def test_a_run_that_closed_filters(capsys, tmp_path):
+    out = tmp_path / "run"
+    words = (
+        "train --model densenet40 --data digits --method dealloc --granularity filter --epochs 2"
+    )
+    options = ["--model-options", "{growth_rate: 4, units: [1, 1]}", "--subset", "100"]
+    options += ["--target-macs", "0.6", "--test-subset", "50", "--out", str(out)]
+    assert main([*words.split(), *options]) == 0
+    small, page = tmp_path / "small.safetensors", tmp_path / "report.html"
+    assert main(["compress", str(out), "--out", str(small)]) == 0
+    assert not any("index" in str(node.target) for node in sc.load_compressed(small).graph.nodes)
+    assert main(["report", str(out), "--out", str(page)]) == 0
+    assert "filter" in page.read_text()
+
+
 def test_compress_prints_a_table_and_has_a_default_place(run, capsys):
     assert main(["compress", str(run), "--best"]) == 0
     out = capsys.readouterr().out

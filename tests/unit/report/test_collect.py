@@ -30,7 +30,7 @@ DAMAGES = {
     ),
     "an epoch is missing": (METRICS, r".*\n\Z", "", "it is 'done' and has 5 of 6 epochs"),
     "not done": ("status.json", "done", "running", "it is 'running' and has 6 of 6"),
-    "unknown layer": (LOG, LINE, STEP % ("no.such", 0, ""), "no layer 'no.such'"),
+    "unknown layer": (LOG, LINE, STEP % ("no.such", 0, ""), "no.such"),
     "slot out of range": (LOG, LINE, STEP % (LAYER, 900, ""), "900"),
     "source out of range": (LOG, LINE, STEP % (LAYER, 0, "[0, 900, null]"), "900"),
     "epoch after the last": (LOG, '"epoch": 0', '"epoch": 6', "does not lead to what"),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from selectconv.allocate.allocator import ChannelAllocator
 from selectconv.allocate.report import AllocationReport, read_log
 from selectconv.core.models import count_slots, selective_layers
 from selectconv.deploy.cost import Cost, count
@@ -211,13 +212,14 @@ def _replay(
     states: dict[str, list[list[int]]] = {name: [] for name in layers}
     closed: dict[str, Counter[int]] = {name: Counter() for name in layers}
     copied: dict[str, Counter[int]] = {name: Counter() for name in layers}
+    allocator = ChannelAllocator(model, total_epochs=1)
     for epoch, row in enumerate(metrics):
-        for name, plan in (part for step in steps if step.epoch == epoch for part in step.plan):
-            if name not in layers:
-                raise ValueError(f"the network has no layer {name!r}.")
-            layers[name].apply_plan(plan)
-            closed[name].update(plan.closed.tolist())
-            copied[name].update(plan.source.tolist())
+        for plan in (step.plan for step in steps if step.epoch == epoch):
+            allocator.apply(plan)
+            for name, layer_plan in plan:
+                if name in layers:  # filters are closed in other layers, too
+                    closed[name].update(layer_plan.closed.tolist())
+                    copied[name].update(layer_plan.source.tolist())
         for name, layer in layers.items():
             states[name].append(torch.where(layer.gate, MOVED * layer.moved, CLOSED).tolist())
         if any(row[name] != number for name, number in count_slots(model).items()):

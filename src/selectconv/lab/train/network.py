@@ -68,7 +68,11 @@ def build_model(config: TrainConfig, info: DatasetInfo) -> nn.Module:
 
 def build_plain(config: TrainConfig, info: DatasetInfo) -> nn.Module:
     """Build the plain network of the same kind, which a run is compared with."""
-    return build_model(replace(config, method="plain", target_macs=None, target_params=None), info)
+    plain = replace(
+        config, method="plain", target_macs=None, target_params=None, shifts="learned",
+        granularity="slot",
+    )  # fmt: skip
+    return build_model(plain, info)
 
 
 def in_layout(model: nn.Module, config: TrainConfig) -> nn.Module:

@@ -301,9 +301,9 @@ def write_long() -> str:
     lines: list[str] = []
     for table, group, findings in load_groups():
         title = f"### [`{table}`]({table}/tables.md)"
-        if findings and title not in lines:
+        if (findings or draw_group(table, group)) and title not in lines:
             lines += [title, ""]
-        if findings:
+        if findings or draw_group(table, group):
             lines += [f"{group.title}:", "", *(f"- {one.sentence}" for one in findings), ""]
             lines += [f"![{words}](figures/{name})" for name, words, _ in draw_group(table, group)]
             lines.append("")

@@ -48,7 +48,8 @@ def write_run(
         result = {"images": 1701, "error": holdout[0], "loss": holdout[1]}
         files["holdout.json"] = json.dumps(result)
     torch.manual_seed(config.seed)
-    model = build_model(config, dataset_info(config.data, config.image_size))
+    info = dataset_info(config.data, config.image_size)
+    model = build_model(config, info)
     allocator = None
     if config.method_info.is_selective:
         allocator = sc.ChannelAllocator(
@@ -58,7 +59,10 @@ def write_run(
             grace=config.grace,
             mode=config.method,
             seed=config.seed,
+            granularity=config.granularity,
+            example_input=torch.zeros(1, *info.shape),
         )
+        model(torch.randn(8, *info.shape))  # what follows no batch norm is observed
     steps, rows = [], []
     for epoch in range(config.epochs):
         report = allocator.step(epoch) if allocator is not None else None

@@ -104,15 +104,21 @@ def test_replay_ends_where_the_network_ended(tmp_path):
     assert any(CLOSED in layer.states[-1] for layer in run.layers)
 
 
-@pytest.mark.parametrize("method", ["plain", "select", "zero", "shift", "dealloc"])
-def test_the_deployed_cost_is_that_of_what_compress_writes(method, tmp_path):
-    path = write_run(tmp_path / "run", method=method, weights=True)
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [*((name, {}) for name in ("plain", "select", "zero", "shift", "dealloc")),
+     ("dealloc", {"granularity": "filter"})],
+    ids=str,
+)  # fmt: skip
+def test_the_deployed_cost_is_that_of_what_compress_writes(method, more, tmp_path):
+    path = write_run(tmp_path / "run", method=method, weights=True, **more)
     run = read_run(path)
     model = build_model(run.config, dataset_info("digits"))
     model.load_state_dict(load_file(path / "last.safetensors"))
     small = sc.compress(model.eval(), torch.zeros(1, 1, 8, 8))
     assert run.deployed == sc.count(small, torch.zeros(1, 1, 8, 8))
     assert (run.deployed.params > run.size.params) == (method in ("select", "shift"))
+    assert (run.metrics[-1]["closed"] > 0) == (method in ("select", "zero", "dealloc"))
 
 
 def test_closed_slots_do_not_count(tmp_path):

@@ -165,7 +165,7 @@ def read_run(path: Path) -> Run:
     network, layers = rebuild(path, config, metrics)
     is_unknown = config.method_info.cuts and not (folder / LAST).exists()
     deployed = size = None if is_unknown else count(network, image)
-    if layers:
+    if layers and config.granularity == "slot":
         model = build_model(config, info)
         for layer in layers:
             closed = [slot for slot, state in enumerate(layer.states[-1]) if state == CLOSED]

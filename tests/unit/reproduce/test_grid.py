@@ -103,7 +103,7 @@ def test_the_reduced_table_2_sets_the_same_cost_for_every_method():
 
 @pytest.mark.parametrize(
     ("table", "contest", "num_arms", "seeds"),
-    [("table1", "equal-cost", 5, 10), ("table2", "spare", 5, 10), ("table2", "resnet20", 5, 3)],
+    [("table1", "equal-cost", 6, 10), ("table2", "spare", 5, 10), ("table2", "resnet20", 5, 3)],
 )
 def test_contests_have_the_same_seeds_for_all_arms(table, contest, num_arms, seeds):
     grid = load_grid(table, "reduced")

@@ -43,10 +43,10 @@ ROOMS = {
     "train": Room(7, 1060, 7),
     "bench": Room(8, 259, 5),
     "reproduce": Room(8, 273, 4),
-    "report": Room(9, 932, 2),
+    "report": Room(9, 935, 2),
     "cli": Room(10, 729, 0),
 }
-MOST_STATEMENTS, MOST_FUNCTIONS = 10049, 918
+MOST_STATEMENTS, MOST_FUNCTIONS = 10052, 918
 MOST_IN_TESTS = 12_105
 # soak/, benchmarks/, results/, examples/ and docs/: no place to hide statements.
 MOST_BESIDE = 2955

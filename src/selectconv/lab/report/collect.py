@@ -180,7 +180,8 @@ def rebuild(
 ) -> tuple[nn.Module, list[LayerHistory]]:
     """Rebuild a run's network from its log, and what happened to its slots.
 
-    It has the shape of the network that is deployed, with fresh weights; shifts are as drawn.
+    It has the shape of the network that is deployed, with fresh weights; learned shifts are near
+    where they were drawn.
     Of a slimmed network, only its weights know the shape.
     """
     info, method, weights = run_data(path, config), config.method_info, path / LAST
@@ -191,6 +192,9 @@ def rebuild(
         layers = _replay(model, steps, metrics)
         if not method.moves:
             method.build(config, info, model, None)  # +S draws its shifts before the training
+        for layer in selective_layers(model).values() if config.shifts == "learned" else ():
+            if layer.shift is not None:  # learned, it is not whole, wherever it began
+                layer.shift.detach().add_(1 / 64)
         return model, layers
     if not method.cuts:
         condense(model, steps)

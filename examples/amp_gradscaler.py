@@ -1,6 +1,8 @@
-"""Mixed precision: autocast and GradScaler, float16 on a GPU and bfloat16 on the CPU.
+"""Mixed precision and gradient accumulation: four micro-batches of 16 make one optimizer step.
 
-The allocator's step comes after `scaler.update()`, when no scaled gradient is waiting any more.
+Autocast uses float16 on a GPU and bfloat16 on the CPU. The allocator steps once per epoch, after
+`scaler.update()`. It may also come between two micro-batches: what re-opened slots have gathered is
+cleared, all other gradients stay.
 """
 
 import torch
@@ -10,6 +12,7 @@ from digits import TEST, accuracy, batches, small_cnn
 import selectconv as sc
 
 EPOCHS = 3
+PARTS = 4
 device = "cuda" if torch.cuda.is_available() else "cpu"
 dtype = torch.float16 if device == "cuda" else torch.bfloat16
 
@@ -21,13 +24,14 @@ scaler = torch.amp.GradScaler(device)
 
 start = accuracy(model)
 for epoch in range(EPOCHS):
-    for images, labels in batches():
-        optimizer.zero_grad()
+    for number, (images, labels) in enumerate(batches(16), start=1):
         with torch.autocast(device, dtype=dtype):
             inputs = images.to(device, memory_format=torch.channels_last)
-            loss = F.cross_entropy(model(inputs), labels.to(device))
+            loss = F.cross_entropy(model(inputs), labels.to(device)) / PARTS
         scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-    print(allocator.step(epoch), f"- loss {loss.item():.3f}, scale {scaler.get_scale():.0f}")
+        if number % PARTS == 0:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    print(allocator.step(epoch), f"- scale {scaler.get_scale():.0f}")
 print(f"test accuracy: {start:.3f} -> {accuracy(model):.3f}")

@@ -11,20 +11,20 @@ TRAIN = _images[:1400], _labels[:1400]
 TEST = _images[1400:], _labels[1400:]
 
 
-def small_cnn() -> nn.Module:
+def small_cnn(width: int = 16) -> nn.Module:
     def block(inputs: int, outputs: int) -> list[nn.Module]:
         conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
         return [conv, nn.BatchNorm2d(outputs), nn.ReLU()]
 
     torch.manual_seed(0)
     return nn.Sequential(
-        *block(1, 16),
-        *block(16, 32),
+        *block(1, width),
+        *block(width, 2 * width),
         nn.MaxPool2d(2),
-        *block(32, 64),
+        *block(2 * width, 4 * width),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(64, 10),
+        nn.Linear(4 * width, 10),
     )
 
 

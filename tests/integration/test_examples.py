@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-import torchvision_shim
 from data_files import write_fashion_mnist
+from selectconv import load_compressed
 from selectconv.lab.data import registry
 from shimmed_run import TIMEOUT_S, run_shimmed
 
@@ -28,10 +28,8 @@ ENOUGH = {
     "selective_loop": 0.85,
     "amp_gradscaler": 0.85,
     "ema_follower": 0.85,
-    "gradient_accumulation": 0.85,
     "signal_1d": 0.85,
     "unet_segmentation": 0.4,
-    "timm_finetune": 0.8,
 }
 
 
@@ -54,15 +52,29 @@ def moved_slots(output):
 @pytest.mark.filterwarnings("default:.*treespec, LeafSpec:FutureWarning")
 def test_the_network_improves(name, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [name])
-    if name == "timm_finetune":
-        torchvision_shim.install()
-        pytest.importorskip("timm")
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     output = capsys.readouterr().out
     start, end = figures(output)
     assert end >= ENOUGH[name]
     assert start <= ENOUGH[name] / 2
     assert (moved_slots(output) > 0) == (name != "plain_loop")
+
+
+@pytest.mark.timeout(600)
+def test_a_trained_network_gets_smaller(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["smaller", str(tmp_path)])
+    runpy.run_path(str(EXAMPLES / "smaller.py"), run_name="__main__")
+    table = re.findall(
+        r"\| ([^|]+) \| ([\d,]+) \| ([\d,]+) .* ([\d.]+)% \|", capsys.readouterr().out
+    )
+    rows = {name: [float(cell.replace(",", "")) for cell in cells] for name, *cells in table}
+    (params, macs, before), (_, half, after), (_, rounded, _), *beside = rows.values()
+    assert abs(half / macs - 0.5) < 0.01
+    assert min(before, after) > 90
+    assert all(abs(row[1] / rounded - 1) < 0.1 for row in beside)
+    small = load_compressed(tmp_path / "small.safetensors")
+    assert sum(p.numel() for p in small.parameters()) < 0.6 * params
+    assert (tmp_path / "small.onnx").exists()
 
 
 def test_the_docs_show_the_diff_of_the_twins():
@@ -79,7 +91,7 @@ def test_the_docs_show_the_diff_of_the_twins():
 
 
 def test_every_example_is_tested():
-    others = {"demo", "digits", "fetch_fashion_mnist", "lightning_trainer"}  # a module; below
+    others = {"demo", "digits", "fetch_fashion_mnist", "lightning_trainer", "smaller"}
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(ENOUGH) | others
 
 

@@ -367,8 +367,7 @@ class ChannelAllocator:
     def _decide(
         self, epoch: int | None, *, closes: bool, reopens: bool
     ) -> tuple[AllocationPlan, AllocatorState]:
-        if self._replicas.optimizers:
-            check_owns(self._replicas.optimizers, self.layers)
+        check_owns(self._replicas.optimizers, self.layers)
         return decide(
             self.settings, self.state, self.model, self.layers, epoch,
             closes=closes, reopens=reopens, budget=self.budget, filters=self.filters,

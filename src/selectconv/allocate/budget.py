@@ -190,7 +190,7 @@ class Budget:
         self.target: float = self.fraction * self.dense
         least = getattr(self._cost.count_fresh(FLOOR), self._kind)
         if filters is not None:
-            every = filters.queue(None, FLOOR)
+            every = FilterQueue(filters, None, FLOOR)
             least = self._count(every.plans(range(len(every.levels))))
         if least > (1 + TOLERANCE) * self.target:
             raise ValueError(
@@ -239,7 +239,7 @@ class Budget:
         queue: Queue = (
             ClosingQueue(layers, settings.damage, protected)
             if self._filters is None
-            else self._filters.queue(settings.damage, FLOOR)
+            else FilterQueue(self._filters, settings.damage, FLOOR)
         )
         is_last = epoch + 1 >= settings.num_steps
         count = partial(self._count, is_exact=not is_last)
@@ -321,7 +321,16 @@ def _reopen_within(
 
     def reopen(total: int) -> dict[str, LayerPlan]:
         sizes = Counter(name for _, _, name in order[:total])
-        return {name: _cut(plan, sizes[name]) for name, plan in plans.items()}
+        return {
+            name: replace(
+                plan,
+                opened=plan.opened[: sizes[name]],
+                source=plan.source[: sizes[name]],
+                shift=None if plan.shift is None else plan.shift[: sizes[name]],
+                weight_seed=plan.weight_seed if sizes[name] else None,
+            )
+            for name, plan in plans.items()
+        }
 
     return reopen(
         bisect_left(
@@ -338,15 +347,4 @@ def _least_number(queue: Queue, budget: float, count: Count) -> int:
         range(len(queue.levels)),
         True,
         key=lambda number: count(queue.plans(range(number))) <= budget,
-    )
-
-
-def _cut(plan: LayerPlan, size: int) -> LayerPlan:
-    """Return a plan that re-opens the first `size` slots only."""
-    return replace(
-        plan,
-        opened=plan.opened[:size],
-        source=plan.source[:size],
-        shift=None if plan.shift is None else plan.shift[:size],
-        weight_seed=plan.weight_seed if size else None,
     )

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from selectconv.allocate.budget import FLOOR, Budget, ClosingQueue
-from selectconv.allocate.filters import Filters
+from selectconv.allocate.filters import FilterQueue, Filters
 from selectconv.allocate.settings import AllocatorState, Settings
 from selectconv.checks import warn
 from selectconv.core.layer import SelectConvNd
@@ -79,8 +79,7 @@ def decide(
         rule = settings.rule if reopens else None
         gammas: Mapping[str, Any] = dict.fromkeys(layers, settings.gamma if closes else None)
         if closes and settings.gamma == "auto":
-            when = first_epoch(settings) if epoch is None else epoch  # on demand: as at first
-            gammas = solve_gammas(settings, layers, when, protected)
+            gammas = solve_gammas(settings, layers, epoch, protected)
         plans = {}
         for name, layer in layers.items():
             with naming(name):
@@ -97,10 +96,9 @@ def decide(
 
 def _close_filters(settings: Settings, filters: Filters, epoch: int | None) -> dict[str, LayerPlan]:
     """Decide which filters to close: up to gamma or, with "auto", the epoch's share of them."""
-    queue = filters.queue(settings.damage, FLOOR)
+    queue = FilterQueue(filters, settings.damage, FLOOR)
     if settings.gamma == "auto":
-        when = first_epoch(settings) if epoch is None else epoch
-        number = round(share_of_slots(settings, when) * len(filters.groups))
+        number = round(share_of_slots(settings, epoch) * len(filters.groups))
     else:
         number = int((queue.levels <= float(settings.gamma)).sum())
     return queue.plans(range(min(number, len(queue.levels))))
@@ -168,9 +166,13 @@ def first_epoch(settings: Settings) -> int:
     return min(math.floor(_WARM_UP * settings.total_epochs), max(settings.num_steps - 1, 0))
 
 
-def share_of_slots(settings: Settings, epoch: int) -> float:
-    """Return the part of all slots that the step after an epoch closes; it falls to zero."""
+def share_of_slots(settings: Settings, epoch: int | None) -> float:
+    """Return the part of all slots that the step after an epoch closes; it falls to zero.
+
+    On demand, where `epoch` is None, it is that of the first step.
+    """
     first = first_epoch(settings)
+    epoch = first if epoch is None else epoch
     if not first <= epoch < settings.num_steps:
         return 0.0
     steps = settings.num_steps - first
@@ -181,7 +183,7 @@ def share_of_slots(settings: Settings, epoch: int) -> float:
 def solve_gammas(
     settings: Settings,
     layers: Mapping[str, SelectConvNd],
-    epoch: int,
+    epoch: int | None,
     protected: Mapping[str, Tensor],
 ) -> dict[str, float]:
     """Return a gamma for each of these layers: one that closes the epoch's share of the slots.

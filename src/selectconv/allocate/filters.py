@@ -8,7 +8,7 @@ zero, and so does all that makes the channel. Then neither gets a gradient, so b
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -121,6 +121,7 @@ class Filters:
     Attributes:
         groups: channels that go together.
         modules: what makes or reads them, by name.
+        blocks: by depthwise conv that has whole blocks of channels, the numbers of its groups.
         readers: who reads them, by name.
 
     Raises:
@@ -146,33 +147,27 @@ class Filters:
         self.readers: dict[str, Reader] = {}
         for name, read in pairs.items():
             channels, numbers = torch.tensor(read, device="cpu").t()
-            layer, source = modules[name], None
+            layer, value = modules[name], found.inputs[name]
+            source: ClosedForm | Observer | None = None
             if not isinstance(layer, SelectConvNd):
-                source = closed_form_of(flow, found.inputs[name], modules, layer.training)
+                source = closed_form_of(flow, value, modules, layer.training) or Observer(
+                    flow.operations[value].channels, next(layer.parameters()).device
+                )
             self.readers[name] = Reader(layer, source, channels, numbers)
         self.modules = {
             name: modules[name] for group in self.groups for name in (*group.makers, *group.readers)
         }
-        self.blocks = self._find_blocks()
-        self._hooks = []
-        for reader in self.readers.values():
-            if reader.source is None and not isinstance(reader.layer, SelectConvNd):
-                weight = reader.weight
-                reader.source = Observer(weight.shape[1], weight.device)
-                self._hooks.append(reader.layer.register_forward_pre_hook(reader.source))
-
-    def _find_blocks(self) -> list[Tensor]:
-        """Return, by depthwise conv that has whole blocks of channels, its groups."""
-        found: dict[str, list[int]] = {}
-        for number, group in enumerate(self.groups):
-            for name in group.makers:
-                conv = self.modules[name]
-                if isinstance(conv, _ConvNd) and 1 < conv.groups == conv.in_channels:
-                    found.setdefault(name, []).append(number)
-        return [
-            torch.tensor(numbers, device="cpu")
-            for name, numbers in found.items()
-            if has_blocks(cast(_ConvNd, self.modules[name]).in_channels)
+        self.blocks = [
+            torch.tensor([n for n, g in enumerate(self.groups) if name in g.makers], device="cpu")
+            for name, conv in self.modules.items()
+            if isinstance(conv, _ConvNd)
+            and 1 < conv.groups == conv.in_channels
+            and has_blocks(conv.in_channels)
+        ]
+        self._hooks = [
+            reader.layer.register_forward_pre_hook(reader.source)
+            for reader in self.readers.values()
+            if isinstance(reader.source, Observer)
         ]
 
     def find_frozen(self) -> list[int]:
@@ -220,15 +215,6 @@ class Filters:
                 masks[name] = closed.numpy()
         return masks
 
-    def queue(self, damage: str | None, floor: float) -> "FilterQueue":
-        """Put the groups that can be closed in the order in which a growing gamma closes them.
-
-        Args:
-            damage: as for `SelectConv2d.ecdm`; None: all do the same damage.
-            floor: the part of its channels that a reader keeps; at least one.
-        """
-        return FilterQueue(self, damage, floor)
-
 
 class FilterQueue:
     """Groups of channels, in the order in which a growing gamma closes them.
@@ -236,6 +222,11 @@ class FilterQueue:
     The damage of a group is its largest share of any output of any reader. In that order, shares
     add up in each reader; a group's level is the largest sum that it leads to, in its worst reader.
     So closing all groups up to a level takes no more than that from any output.
+
+    Args:
+        filters: the groups.
+        damage: as for `SelectConv2d.ecdm`; None: all do the same damage.
+        floor: the part of its channels that a reader keeps; at least one.
 
     Attributes:
         levels: (Q,), the smallest gamma that closes each unit of the queue: a group, or eight of
@@ -248,33 +239,32 @@ class FilterQueue:
         count = len(filters.groups)
         is_open = torch.zeros(count, dtype=torch.bool, device="cpu")
         largest = torch.zeros(count, dtype=torch.float64, device="cpu")
-        sums: list[tuple[Reader, Tensor, Tensor]] = []
+        sums: list[tuple[Reader, Tensor, Tensor, Tensor]] = []
         if damage and not any(reader.knows_mean() for reader in filters.readers.values()):
             raise MeanSourceError("no layer has seen any input yet: train the model first.")
         for name, reader in filters.readers.items():
             own, place = reader.groups.unique(return_inverse=True)
-            can_close = reader.is_open()
-            is_open[reader.groups[can_close[reader.channels]]] = True
+            is_read = reader.is_open()
+            is_open[reader.groups[is_read[reader.channels]]] = True
             if damage is None or not reader.knows_mean():
-                shares = torch.full((len(can_close), 1), 0.0 if damage is None else math.inf)
+                shares = torch.full((len(is_read), 1), 0.0 if damage is None else math.inf)
             else:
                 with naming(name):
                     shares = reader.shares(damage)
             total = shares.new_zeros(len(own), shares.shape[1], dtype=torch.float64)
             total.index_add_(0, place, shares[reader.channels].double())
             largest.scatter_reduce_(0, own, total.amax(dim=1), "amax")
-            sums.append((reader, own, total))
+            sums.append((reader, is_read, own, total))
         order = largest.masked_fill(~is_open, -1).argsort(stable=True)
         rank = order.argsort()
         levels = torch.zeros(count, dtype=torch.float64, device="cpu")
-        for reader, own, total in sums:
+        for reader, is_read, own, total in sums:
             by_rank = rank[own].argsort()
             level = total[by_rank].cumsum(dim=0).amax(dim=1)
-            open_channels = reader.is_open()
             widths = torch.zeros(count).index_add_(
-                0, reader.groups, open_channels[reader.channels].float()
+                0, reader.groups, is_read[reader.channels].float()
             )[own[by_rank]]
-            room = int(open_channels.sum()) - max(1, math.ceil(floor * len(open_channels)))
+            room = int(is_read.sum()) - max(1, math.ceil(floor * len(is_read)))
             level[widths.cumsum(0) > room] = math.inf
             levels.scatter_reduce_(0, own[by_rank], level, "amax")
         levels[~is_open] = math.inf

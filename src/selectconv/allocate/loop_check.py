@@ -31,8 +31,7 @@ class LoopCheck:
         self._has_stepped = False
         for layers in (replicas.layers, *replicas.followers):
             _left_alone.update(layers.values())
-        self._sums: dict[tuple[ref[SelectConvNd], int], float] = {}
-        self._sums = self._sum_copies()
+        self._sums = self._sum_copies({})
         self._is_changed, self._steps_seen = False, 0
         self._stamps = self._stamp()
 
@@ -55,7 +54,7 @@ class LoopCheck:
                 )
             if _stepped_by.get(next(iter(replicas.layers.values()))) != id(self):
                 self._warn("another allocator steps the same model: keep one of them.")
-        sums, self._sums = self._sums, self._sum_copies()
+        sums, self._sums = self._sums, self._sum_copies(self._sums)
         if any(sums.get(key, total) != total for key, total in self._sums.items()):
             self._warn(
                 "a copy of the model has changed since the last step, and is not among "
@@ -97,7 +96,9 @@ class LoopCheck:
         sums = [(0, _sum(weight)) for weight in weights[:1]]
         return [(id(w), 0.0 if w.is_inference() else float(w._version)) for w in weights] + sums
 
-    def _sum_copies(self) -> dict[tuple[ref[SelectConvNd], int], float]:
+    def _sum_copies(
+        self, known: dict[tuple[ref[SelectConvNd], int], float]
+    ) -> dict[tuple[ref[SelectConvNd], int], float]:
         """Return the sums of the weights of copies, by copy and number of states it has loaded.
 
         The first layer that is trained speaks for all; its copies by `copy.deepcopy` have its
@@ -111,7 +112,7 @@ class LoopCheck:
                 continue
             if weight is not None and not weight.is_meta:
                 sums[key] = _sum(weight)
-                if weight.requires_grad and key not in self._sums:
+                if weight.requires_grad and key not in known:
                     _leave_alone_if_trained(layer)
         return sums
 

@@ -1,6 +1,6 @@
 """What an optimizer is given, and what it remembers of slots, cleared when one is re-opened."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -83,9 +83,9 @@ def as_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
 
 
 def check_owns(
-    optimizers: Iterable[torch.optim.Optimizer], layers: Mapping[str, SelectConvNd]
+    optimizers: Sequence[torch.optim.Optimizer], layers: Mapping[str, SelectConvNd]
 ) -> None:
-    """Check that optimizers train what the layers learn.
+    """Check that optimizers, if there are any, train what the layers learn.
 
     Raises:
         AllocationError: they do not own all of their weights and shifts.
@@ -99,7 +99,7 @@ def check_owns(
         and parameter.requires_grad
         and id(parameter) not in owned
     ]
-    if missing:
+    if optimizers and missing:
         raise AllocationError(
             f"`optimizer` does not own {counted(len(missing), 'parameter')} of the model's "
             f"selective layers, the first {missing[0]!r}: build it after sc.convert and "

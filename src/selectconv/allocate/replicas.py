@@ -70,8 +70,7 @@ class Replicas:
     def train_with(self, optimizer: Any) -> None:
         """Take the optimizer that trains the model, a list of them, or None."""
         given = as_optimizers(optimizer)
-        if given:
-            check_owns(given, self.layers)
+        check_owns(given, self.layers)
         self.trained_by = given
         own = {id(p) for layer in self.layers.values() for p in layer.parameters()}
         self.optimizers = [
@@ -156,11 +155,9 @@ class Replicas:
             for name, layer_plan in plan:
                 with naming(name):
                     self._check_filters(name, layer_plan)
-                if name not in self.layers:
-                    continue
-                layer, gate = self.layers[name], gates[name]
-                with naming(name):
-                    layer.check_owns_weight()
+                    if name not in self.layers:
+                        continue
+                    layer, gate = self.layers[name], gates[name]
                     layer_plan.check(gate, len(layer.kernel_size), can_open=layer.shift is not None)
                     if len(layer_plan.opened):
                         remembered[name] = list(state_of_slots(self.optimizers, layer))

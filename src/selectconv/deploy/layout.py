@@ -20,12 +20,11 @@ from selectconv.deploy.parts import (
     Blocks,
     Channels,
     Part,
-    has_shifts,
-    has_stencils,
     narrow,
+    open_shifts,
     plan_parts,
 )
-from selectconv.graph.channels import Mask, by_output, is_zero, zero_channels
+from selectconv.graph.channels import Mask, by_output, channel_operands, is_zero, zero_channels
 from selectconv.graph.dataflow import (
     Dataflow,
     Kind,
@@ -135,12 +134,7 @@ class _Planner:
 
     def _keep_channels(self, op: Operation, need: Mask) -> Channels:
         """Choose the channels of something that works channel by channel."""
-        inputs = [
-            self.layout.kept[other]
-            for other in op.node.all_input_nodes
-            if self.flow.operations[other].kind is not Kind.TENSOR
-            and is_channel_operand(self.flow, op, other)
-        ]
+        inputs = [self.layout.kept[other] for other in channel_operands(self.flow, op)]
         wanted = np.flatnonzero(need)
         is_grouped = isinstance(op.module, nn.GroupNorm)  # only whole groups are wanted
         if (
@@ -212,7 +206,7 @@ def _is_gathered(
 ) -> bool:
     """Return whether someone reads some of what is needed of a value, or shifts it."""
     return any(
-        has_shifts(op.module) or not np.array_equal(mask, needed[before])
+        open_shifts(op.module).any() or not np.array_equal(mask, needed[before])
         for node, op in flow.operations.items()
         if op.kind in (Kind.CONV, *BY_CHANNEL) and node in needed
         for before, mask in reads(flow, op, needed[node], unread)
@@ -247,7 +241,7 @@ def _find_needed(
             _round_up(need, blocks.of_depthwise(len(need)))
         for other, mask in reads(flow, op, need, unread):
             needed[other] = needed.get(other, False) | mask
-            if isinstance(conv, _ConvNd) and has_stencils(conv):
+            if isinstance(conv, _ConvNd) and (open_shifts(conv) % 1).any():
                 _round_up(needed[other], blocks.of_shifts(conv))
     return needed
 

@@ -150,17 +150,8 @@ def plan_parts(
     return parts
 
 
-def has_shifts(conv: object) -> bool:
-    """Return whether an open slot of a conv is shifted."""
-    return bool(np.any(_open_shifts(conv)))
-
-
-def has_stencils(conv: object) -> bool:
-    """Return whether an open slot of a conv is shifted by a fraction of a pixel."""
-    return bool(np.any(_open_shifts(conv) % 1))
-
-
-def _open_shifts(conv: object) -> npt.NDArray[np.float64]:
+def open_shifts(conv: object) -> npt.NDArray[np.float64]:
+    """Read the shifts of a conv's open slots; a plain conv has none."""
     if not isinstance(conv, SelectConvNd):
         return np.zeros(0)
     shifts: npt.NDArray[np.float64] = shifts_of(conv)[conv.gate.cpu().numpy()]

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.modules.conv import _ConvNd
 
 from selectconv.core.layer import SelectConvNd
 from selectconv.graph.dataflow import (
@@ -144,16 +143,12 @@ class _Finder:
         """Number what a conv, a linear layer or a norm makes."""
         name, module, before = op.name, op.module, self.of[argument(op.node)]
         assert module is not None
-        groups = module.num_groups if isinstance(module, nn.GroupNorm) else 1
-        if isinstance(module, _ConvNd):
-            groups = module.groups
+        groups = getattr(module, "groups", getattr(module, "num_groups", 1))  # conv, group norm
         made = before if op.kind is Kind.NORM else self._new(op.channels)
         if groups > 1:
-            for number, width in ((before, len(before)), (made, len(made))):
-                for group, row in zip(
-                    before.reshape(groups, -1), number.reshape(groups, -1), strict=True
-                ):
-                    self._join(np.repeat(group[:1], width // groups), row)
+            firsts = before.reshape(groups, -1)[:, 0]
+            for numbers in (before, made):
+                self._join(firsts.repeat(len(numbers) // groups), numbers)
         elif op.kind is not Kind.NORM:
             self.readers.append((name, op.node, before))
             if not isinstance(module, SelectConvNd):

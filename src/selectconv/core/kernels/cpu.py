@@ -49,11 +49,6 @@ def find_obstacle(device: torch.device) -> str | None:
     return built.about if built.library is None else None
 
 
-def reroute(x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | None) -> Tensor:
-    """Compute `core.shift.reroute(x, index, shift, shifted)`."""
-    return _run(None, x, index, shift, shifted)
-
-
 def norm_relu_reroute(
     norm: _BatchNorm, x: Tensor, index: Tensor, shift: Tensor | None, shifted: Tensor | None
 ) -> Tensor:
@@ -103,6 +98,9 @@ def _run(
         return _select(x, index, shift, shifted, *norm)
     operation = Operation(_select, partial(_differentiate, batch_eps), partial(_define, batch_eps))
     return differentiable(operation, x, index, shift, shifted, *norm)
+
+
+reroute = partial(_run, None)  # computes `core.shift.reroute`
 
 
 def _select(

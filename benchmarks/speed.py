@@ -30,10 +30,14 @@ from torch import Tensor, nn
 
 import selectconv as sc
 from selectconv.core.threads import num_threads
-from selectconv.lab.bench.inference import measure_infer
+from selectconv.lab.bench.cases import (
+    measure_alloc,
+    measure_infer,
+    measure_step,
+    measure_trainer,
+)
 from selectconv.lab.bench.subject import KINDS, LAYOUTS, Subject
 from selectconv.lab.bench.timing import Rows, compare, open_network
-from selectconv.lab.bench.training import measure_alloc, measure_step, measure_trainer
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"

@@ -21,7 +21,6 @@ from data_files import write_jpeg
 from fake_runs import write_run
 from selectconv.__main__ import main
 from selectconv.lab.cli.main import VERBS, _load
-from selectconv.lab.reproduce import duration
 from selectconv.lab.train import estimate
 
 ROOT = Path(__file__).parents[2]
@@ -126,7 +125,7 @@ def reader(place, monkeypatch):
     monkeypatch.syspath_prepend(str(place))
     monkeypatch.setattr(estimate, "seconds_per_image", lambda model, config, info: 1e-3)
     monkeypatch.setattr(
-        duration, "estimate_seconds", lambda runs, threads: {run.name: 60.0 for run in runs}
+        estimate, "estimate_seconds", lambda configs, threads: dict.fromkeys(configs, 60.0)
     )
     return place
 

@@ -94,8 +94,8 @@ def test_only_some_runs_are_carried_out(grid, tmp_path, monkeypatch, capfd):
 
 def test_a_dry_run_shows_one_row_with_whole_names(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
-        "selectconv.lab.reproduce.duration.estimate_seconds",
-        lambda runs, threads: {run.name: 60.0 for run in runs},
+        "selectconv.lab.train.estimate.estimate_seconds",
+        lambda configs, threads: dict.fromkeys(configs, 60.0),
     )
     words = [
         "--only",

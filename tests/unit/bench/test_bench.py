@@ -8,7 +8,7 @@ import torch
 
 import selectconv as sc
 from selectconv.__main__ import main
-from selectconv.lab.bench import data
+from selectconv.lab.bench import cases
 from selectconv.lab.bench.subject import Subject
 from selectconv.lab.bench.timing import in_turn
 
@@ -123,14 +123,14 @@ def test_bench_alloc_of_another_network_also_where_means_are_observed(capsys):
 
 def test_bench_data_compares_equal_batches(capsys, monkeypatch):
     pytest.importorskip("PIL", reason="the comparison is with Pillow (the train extra)")
-    monkeypatch.setattr(data, "_IMAGES", 2000)
+    monkeypatch.setattr(cases, "_IMAGES", 2000)
     rows = bench(capsys, "data")
     assert rows["whole batches over PIL"]["value"] > 5  # 20 on idle cores
     assert rows["whole batches"]["unit"] == "images/s"
-    real = data.draw_epoch
-    monkeypatch.setattr(data, "draw_epoch", lambda *a, **k: real(*a, **{**k, "seed": 99}))
+    real = cases.draw_epoch
+    monkeypatch.setattr(cases, "draw_epoch", lambda *a, **k: real(*a, **{**k, "seed": 99}))
     with pytest.raises(AssertionError, match="the sides differ by"):
-        data.measure_data(Subject(), 1)
+        cases.measure_data(Subject(), 1)
 
 
 def test_bench_prints_a_table_for_people(capsys):

@@ -28,7 +28,7 @@ from selectconv.lab.data import (
     registry,
 )
 from selectconv.lab.data.catalogue import ENTRIES
-from selectconv.lab.data.read import idx
+from selectconv.lab.data.read import small_images
 from selectconv.lab.data.registry import check_present
 
 SYSTEM_FOLDER = registry.SYSTEM_FOLDER  # every test has another one
@@ -329,7 +329,9 @@ def test_fashion_mnist_is_fetched_from_its_host(served, monkeypatch, places, tmp
         folder = fetch_dataset("fashion-mnist", None if root is None else target)
         assert folder == target / "fashion-mnist"
     assert os.listdir(target) == ["fashion-mnist"]
-    assert sorted(os.listdir(folder)) == sorted(f"{name}.gz" for name in idx.FILES)
+    assert sorted(os.listdir(folder)) == sorted(
+        f"{name}.gz" for name in small_images.FASHION_MNIST_FILES
+    )
     assert places["cache"].exists() == (root is None)
     found = load_dataset("fashion-mnist", target).train.images[:, 0].numpy()
     assert np.array_equal(found, arrays["train-images-idx3-ubyte"])

@@ -20,11 +20,14 @@ from data_files import (
 )
 from selectconv.errors import DataError, UsageError
 from selectconv.lab.data import ImageSet, dataset_info, find_dataset, load_dataset, subset_index
-from selectconv.lab.data.read.idx import FILES, read_fashion_mnist
-from selectconv.lab.data.read.tiny_imagenet import read_tiny_imagenet
+from selectconv.lab.data.read.small_images import (
+    FASHION_MNIST_FILES,
+    read_fashion_mnist,
+    read_tiny_imagenet,
+)
 
 INFO, TINY = dataset_info("fashion-mnist"), dataset_info("tiny-imagenet")
-IMAGES, LABELS = FILES[:2]
+IMAGES, LABELS = FASHION_MNIST_FILES[:2]
 
 
 @pytest.fixture
@@ -44,14 +47,16 @@ def assert_refused(folder, path, message, info=INFO):
 def test_fashion_mnist_is_read_as_written(tmp_path, zipped):
     arrays = write_fashion_mnist(tmp_path, zipped=zipped, num_train=20, num_test=10)
     splits = read_fashion_mnist(tmp_path, INFO)
-    for split, images, labels in zip(splits, FILES[::2], FILES[1::2], strict=True):
+    for split, images, labels in zip(
+        splits, FASHION_MNIST_FILES[::2], FASHION_MNIST_FILES[1::2], strict=True
+    ):
         assert split.images.dtype == torch.uint8
         assert np.array_equal(split.images.numpy(), arrays[images][:, None])
         assert split.labels.tolist() == arrays[labels].tolist()
         split.images.zero_()  # torch warns, and so fails here, about memory that is read-only
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", FASHION_MNIST_FILES)
 def test_a_missing_file_is_named(folder, name):
     (folder / f"{name}.gz").unlink()
     assert_refused(folder, folder / f"{name}.gz", "cannot be read")

@@ -91,7 +91,7 @@ def compare(name: str, about: str, sides: Mapping[str, Side], repeats: int) -> R
 
 def open_network(network: nn.Module, example: Tensor, runtime: str) -> Callable[[Tensor], object]:
     """Return what runs a network: itself ("eager"), compiled, or a session of "onnxruntime"."""
-    run: Any = network
+    run: Callable[[Tensor], object] = network
     if runtime == "compile":
         run = torch.compile(network)
     elif runtime == "onnxruntime":
@@ -99,5 +99,4 @@ def open_network(network: nn.Module, example: Tensor, runtime: str) -> Callable[
             file = Path(folder) / "model.onnx"
             export_onnx(network, file, example)
             run = open_session(file)
-    called: Callable[[Tensor], object] = run
-    return called
+    return run

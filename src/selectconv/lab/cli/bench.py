@@ -53,10 +53,8 @@ def run(options: Namespace) -> None:
         raise UsageError("--model, --image-size and --batch-size do not go with `bench data`.")
 
     from selectconv.core.threads import num_threads
-    from selectconv.lab.bench.data import measure_data
-    from selectconv.lab.bench.inference import measure_infer
+    from selectconv.lab.bench.cases import measure_alloc, measure_data, measure_infer, measure_step
     from selectconv.lab.bench.subject import Subject
-    from selectconv.lab.bench.training import measure_alloc, measure_step
 
     measure = {
         "step": measure_step,

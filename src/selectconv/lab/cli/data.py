@@ -38,12 +38,11 @@ def run(options: Namespace) -> None:
     name = options.name
     if name is not None:
         check_dataset_name(name)
+    names = list_datasets() if name is None else [name]
     if options.action == "list":
-        names = list_datasets() if name is None else [name]
         print_rows([_describe(name, options.root) for name in names])
         return
     if name is None:
-        names = list_datasets()
         raise UsageError(f"{options.action} needs a data set: one of {', '.join(names)}.")
     if options.action == "digest":
         print(f"{name}: sha256 {load_dataset(name, options.root, fetch=False).digest}")

@@ -190,11 +190,10 @@ def show_plan(
     grid: Grid, chosen: Sequence[PlannedRun], out: Path, jobs: int, console: Console
 ) -> None:
     """Print the chosen runs of a grid with the time that they will take."""
-    from selectconv.lab.reproduce.duration import estimate_seconds
-    from selectconv.lab.train.estimate import describe_duration
+    from selectconv.lab.train.estimate import describe_duration, estimate_seconds
 
     states = {run.name: find_state(run, out) for run in chosen}
-    seconds = estimate_seconds(chosen, threads_of(jobs))
+    seconds = estimate_seconds({run.name: run.config for run in chosen}, threads_of(jobs))
     console.print(f"{grid.title}. {grid.note}")
     print_rows(
         [

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from selectconv.lab.data.image_set import DatasetInfo, ImageSet
-from selectconv.lab.data.read import cifar, digits, idx, image_folder, tiny_imagenet
+from selectconv.lab.data.read import image_folder, small_images
 from selectconv.lab.data.read.image_folder import ImageFolder
 
 Images = ImageSet | ImageFolder
@@ -74,10 +74,11 @@ ENTRIES = {
                 mean=(0.2860,),
                 std=(0.3530,),
             ),
-            idx.read_fashion_mnist,
+            small_images.read_fashion_mnist,
             places=("fashion-mnist", "FashionMNIST/raw", "."),
-            files=idx.FILES,
-            wanted="fashion-mnist/ with " + ", ".join(f"{name}.gz" for name in idx.FILES),
+            files=small_images.FASHION_MNIST_FILES,
+            wanted="fashion-mnist/ with "
+            + ", ".join(f"{name}.gz" for name in small_images.FASHION_MNIST_FILES),
             suffixes=("", ".gz"),
             downloads={
                 f"{_FASHION_MNIST}train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
@@ -100,9 +101,9 @@ ENTRIES = {
                 mean=(0.4914, 0.4822, 0.4465),
                 std=(0.2470, 0.2435, 0.2616),
             ),
-            cifar.read_cifar,
+            small_images.read_cifar,
             places=("cifar-10-batches-bin", "cifar10/cifar-10-batches-bin", "cifar10", "."),
-            files=cifar.CIFAR10_FILES,
+            files=small_images.CIFAR10_FILES,
             wanted="cifar-10-binary.tar.gz or the unpacked cifar-10-batches-bin/ (the binary "
             "release, not the Python one)",
             archive="cifar-10-binary.tar.gz",
@@ -122,9 +123,9 @@ ENTRIES = {
                 mean=(0.5071, 0.4865, 0.4409),
                 std=(0.2673, 0.2564, 0.2762),
             ),
-            cifar.read_cifar,
+            small_images.read_cifar,
             places=("cifar-100-binary", "cifar100/cifar-100-binary", "cifar100", "."),
-            files=cifar.CIFAR100_FILES,
+            files=small_images.CIFAR100_FILES,
             wanted="cifar-100-binary.tar.gz or the unpacked cifar-100-binary/ (the binary release, "
             "not the Python one)",
             archive="cifar-100-binary.tar.gz",
@@ -144,9 +145,9 @@ ENTRIES = {
                 mean=(0.4802, 0.4481, 0.3975),
                 std=(0.2770, 0.2691, 0.2821),
             ),
-            tiny_imagenet.read_tiny_imagenet,
+            small_images.read_tiny_imagenet,
             places=("tiny-imagenet-200", "tiny-imagenet/tiny-imagenet-200", "tiny-imagenet", "."),
-            files=tiny_imagenet.FILES,
+            files=small_images.TINY_IMAGENET_FILES,
             wanted="tiny-imagenet-200.zip or the unpacked tiny-imagenet-200/",
             archive="tiny-imagenet-200.zip",
             downloads={
@@ -185,7 +186,7 @@ ENTRIES = {
                 mean=(0.3054,),
                 std=(0.3753,),
             ),
-            digits.read_digits,
+            small_images.read_digits,
         ),
     )
 }

@@ -4,7 +4,7 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -213,31 +213,23 @@ def _replay(
             metrics count.
     """
     layers = selective_layers(model)
-    states: dict[str, list[list[int]]] = {name: [] for name in layers}
-    closed: dict[str, Counter[int]] = {name: Counter() for name in layers}
-    copied: dict[str, Counter[int]] = {name: Counter() for name in layers}
+    histories = {
+        name: LayerHistory(name, layer.shift is not None, [], [], Counter(), Counter())
+        for name, layer in layers.items()
+    }
     allocator = ChannelAllocator(model, total_epochs=1)
     for epoch, row in enumerate(metrics):
         for plan in (step.plan for step in steps if step.epoch == epoch):
             allocator.apply(plan)
             for name, layer_plan in plan:
                 if name in layers:  # filters are closed in other layers, too
-                    closed[name].update(layer_plan.closed.tolist())
-                    copied[name].update(layer_plan.source.tolist())
+                    histories[name].closed.update(layer_plan.closed.tolist())
+                    histories[name].copied.update(layer_plan.source.tolist())
         for name, layer in layers.items():
-            states[name].append(torch.where(layer.gate, MOVED * layer.moved, CLOSED).tolist())
+            states = torch.where(layer.gate, MOVED * layer.moved, CLOSED)
+            histories[name].states.append(states.tolist())
         if any(row[name] != number for name, number in count_slots(model).items()):
             raise ValueError(
                 f"{ALLOCATION} does not lead to what {METRICS} count in epoch {epoch}."
             )
-    return [
-        LayerHistory(
-            name,
-            layer.shift is not None,
-            layer.index.tolist(),
-            states[name],
-            closed[name],
-            copied[name],
-        )
-        for name, layer in layers.items()
-    ]
+    return [replace(histories[name], source=layer.index.tolist()) for name, layer in layers.items()]

@@ -104,11 +104,6 @@ class Group:
         chosen = next((name for name in names if name in finished), names[0])
         return [row for row in self.rows if row.method == chosen]
 
-    @property
-    def asked(self) -> list[Row]:
-        """The other rows, which are compared with the baseline."""
-        return [row for row in self.rows if row not in self.baselines]
-
     def baseline(self, measure: str) -> Row:
         """Return what other methods are compared with: of several plain rows, the best one."""
         finished = [row for row in self.baselines if row.runs]

@@ -66,8 +66,9 @@ def find_out(group: Group) -> list[Finding]:
     """
     if group.contest:
         return list(_ask_in_order(group))
-    first = [row for row in group.asked if row.method in group.grid.first]
-    others = [row for row in group.asked if row not in first]
+    asked = [row for row in group.rows if row not in group.baselines]
+    first = [row for row in asked if row.method in group.grid.first]
+    others = [row for row in asked if row not in first]
     findings = [finding for row in first for finding in _ask(group, row, [row])]
     findings += [finding for row in others for finding in _ask(group, row, others)]
     return [*findings, *_look_further(group)]

@@ -1,6 +1,7 @@
 """The plan of a run, printed before it starts: what it will do, and about how long it takes."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -13,15 +14,17 @@ from selectconv.core.allocation import draw_shift
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers
 from selectconv.core.plan import LayerPlan
-from selectconv.deploy.cost import count_params
+from selectconv.core.threads import num_threads
+from selectconv.deploy.cost import count_macs, count_params
 from selectconv.lab.data.image_set import DatasetInfo
 from selectconv.lab.data.registry import check_amounts, dataset_info, find_dataset
 from selectconv.lab.train.config import TrainConfig
 from selectconv.lab.train.device import choose_device
 from selectconv.lab.train.loop import build_optimizer
-from selectconv.lab.train.network import build_model, check_network
+from selectconv.lab.train.network import build_model, build_plain, check_network
 from selectconv.tables import counted
 
+_START_S = 3.0  # of a process, which imports torch first
 _REPEATS = 3
 _TEST_SHARE = 1 / 3  # testing computes forward only
 # How many slots a training re-allocates: Section 3.3's fifth of what +S shifts.
@@ -69,6 +72,34 @@ def count_images(config: TrainConfig, info: DatasetInfo) -> float:
     if config.holdout:
         tested += info.num_train - train + info.num_test
     return config.epochs * train + _TEST_SHARE * tested
+
+
+def estimate_seconds(configs: Mapping[str, TrainConfig], threads: int) -> dict[str, float]:
+    """Estimate each run's seconds, by name, from steps timed now.
+
+    Each network is timed once with each method. For images of another size the time is scaled by
+    the multiply-adds.
+
+    Args:
+        configs: the settings of each run.
+        threads: of each run.
+    """
+    macs: dict[tuple[object, ...], int] = {}
+    rates: dict[tuple[object, ...], float] = {}  # seconds per multiply-add
+    estimates: dict[str, float] = {}
+    with num_threads(threads):
+        for name, config in configs.items():
+            info = dataset_info(config.data, config.image_size, config.data_root)
+            network = (config.model, str(config.model_options))
+            shaped, trained = (*network, info.shape), (*network, config.method)
+            if shaped not in macs:
+                macs[shaped] = count_macs(build_plain(config, info), info.shape)
+            if trained not in rates:
+                timed = seconds_per_image(build_model(config, info), config, info)
+                rates[trained] = timed / macs[shaped]
+            seconds = rates[trained] * macs[shaped] * count_images(config, info)
+            estimates[name] = _START_S + seconds
+    return estimates
 
 
 def describe_method(config: TrainConfig) -> str:

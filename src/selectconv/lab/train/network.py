@@ -55,14 +55,14 @@ def build_model(config: TrainConfig, info: DatasetInfo) -> nn.Module:
         if method.is_selective:
             of_convert = {name: options[name] for name in _OF_CONVERT if name in options}
             model = convert(model, torch.zeros(1, *info.shape), **of_convert)
-        return in_layout(model, config)
-    model = create_model(
-        config.model,
-        num_classes=info.num_classes,
-        in_channels=info.shape[0],
-        selective=method.is_selective,
-        **{"stem": _stem_for(info), **options},
-    )
+    else:
+        model = create_model(
+            config.model,
+            num_classes=info.num_classes,
+            in_channels=info.shape[0],
+            selective=method.is_selective,
+            **{"stem": _stem_for(info), **options},
+        )
     return in_layout(model, config)
 
 

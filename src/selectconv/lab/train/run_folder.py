@@ -262,10 +262,10 @@ def _is_accepted(path: Path) -> bool:
     """Return whether a file is what the run wrote; a missing one, if it never wrote it."""
     record, found = _read_manifest(path.parent), _digest(path)
     files, before = record["files"], record["before"]
-    if found == files.get(path.name):
+    # The user may have put the checkpoint before in the place of the last one.
+    is_previous = path.name == CHECKPOINT and found == files.get(PREVIOUS, "none")
+    if found == files.get(path.name) or is_previous:
         return True
-    if path.name == CHECKPOINT and found == files.get(PREVIOUS, "none"):
-        return True  # the user has put the one before in its place
     is_complete = CHECKPOINT in files and _digest(path.parent / CHECKPOINT) == files[CHECKPOINT]
     return not is_complete and path.name in before and found == before[path.name]
 

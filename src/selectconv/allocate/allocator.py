@@ -122,7 +122,6 @@ class ChannelAllocator:
             as_arguments(example_input)  # only for its checks
         self._example_input = example_input
         self._replicas = Replicas(self.model, optimizer, followers)
-        self._optimizer = optimizer
         self.layers = self._replicas.layers
         if mode != "none" and not self.layers:
             raise AllocationError(
@@ -168,12 +167,11 @@ class ChannelAllocator:
     @property
     def optimizer(self) -> Any:
         """What was given as optimizer; set it to train on with another one."""
-        return self._optimizer
+        return self._replicas.optimizer
 
     @optimizer.setter
     def optimizer(self, optimizer: Any) -> None:
         self._replicas.train_with(optimizer)
-        self._optimizer = optimizer
 
     def __getstate__(self) -> NoReturn:
         raise TypeError(

@@ -133,9 +133,8 @@ class Filters:
         flow = trace_dataflow(model, example_input)
         found = find_groups(flow, model)
         modules = dict(model.named_modules())
-        for name, why in found.held.items():
-            if name in modules:
-                modules[name]._selectconv_held = why
+        for name in found.held.keys() & modules.keys():
+            modules[name]._selectconv_held = found.held[name]
         self.groups: list[ChannelGroup] = [group for group in found.groups if group.readers]
         if not self.groups:
             reasons = "; ".join(f"{name}: {why}" for name, why in list(found.held.items())[:4])

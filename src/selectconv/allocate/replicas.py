@@ -71,7 +71,7 @@ class Replicas:
         """Take the optimizer that trains the model, a list of them, or None."""
         given = as_optimizers(optimizer)
         check_owns(given, self.layers)
-        self.trained_by = given
+        self.optimizer, self.trained_by = optimizer, given
         own = {id(p) for layer in self.layers.values() for p in layer.parameters()}
         self.optimizers = [
             one

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from selectconv.core import kernels
 from selectconv.core.kernels import Kernel, Reroute, is_watched
-from selectconv.core.kernels.kernel import Grads, Operation, differentiable
+from selectconv.core.kernels.kernel import Operation, differentiable
 from selectconv.core.mean_source import ObservedMean
 from selectconv.core.shift import is_near, mask_channels, reroute
 from selectconv.core.slots import SlottedConv, mask_weight
@@ -224,12 +224,12 @@ def _copy_tied(weight: Tensor, shift: Tensor) -> Tensor:
     return torch.where(never, shift.sum(), weight)
 
 
-def _differentiate_tied(grad: Tensor, needed: Any, weight: Tensor, shift: Tensor) -> Grads:
-    return grad, torch.zeros_like(shift)
-
-
 # Without a copy of the weight.
-_TIE = Operation(lambda weight, shift: weight.view_as(weight), _differentiate_tied, _copy_tied)
+_TIE = Operation(
+    run=lambda weight, shift: weight.view_as(weight),
+    differentiate=lambda grad, needed, weight, shift: (grad, torch.zeros_like(shift)),
+    define=_copy_tied,
+)
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -13,7 +13,9 @@ from selectconv.graph.operations import IN_PLACE_OPERATORS, Family, argument, fa
 from selectconv.graph.tracer import module_of
 
 _NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
-_CONVS: dict[Any, Any] = {F.conv1d: nn.Conv1d, F.conv2d: nn.Conv2d, F.conv3d: nn.Conv3d}
+_LAYERS: dict[Any, Any] = {
+    F.conv1d: nn.Conv1d, F.conv2d: nn.Conv2d, F.conv3d: nn.Conv3d, F.linear: nn.Linear
+}  # fmt: skip
 # The arguments of functions that have modules, after the input: tensors, and settings.
 _CONV_ARGUMENTS = (
     ("weight", "bias"), {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
@@ -23,7 +25,7 @@ _ARGUMENTS: dict[Any, tuple[tuple[str, ...], dict[str, Any]]] = {
         ("running_mean", "running_var", "weight", "bias"),
         {"training": False, "momentum": 0.1, "eps": 1e-5},
     ),
-    **dict.fromkeys(_CONVS, _CONV_ARGUMENTS),
+    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), _CONV_ARGUMENTS),
     F.linear: (("weight", "bias"), {}),
 }
 _DROPOUTS = {Family.DROPOUT, Family.ALPHA_DROPOUT}
@@ -85,13 +87,10 @@ def _call_module(root: nn.Module, node: fx.Node, made: dict[Any, str]) -> None:
             return
         out_channels, inputs, *kernel_size = state["weight"].shape
         settings["bias"] = "bias" in state
+        kernel = [kernel_size] if kernel_size else []  # a linear layer has none
+        in_channels = inputs * settings.get("groups", 1)
         with torch.device("meta"):
-            if node.target is F.linear:
-                module = nn.Linear(inputs, out_channels, **settings)
-            else:
-                in_channels = inputs * settings["groups"]
-                kind = _CONVS[node.target]
-                module = kind(in_channels, out_channels, kernel_size, **settings)
+            module = _LAYERS[node.target](in_channels, out_channels, *kernel, **settings)
     for name, value in state.items():
         setattr(module, name, value)
     # One that is called twice has one name.

@@ -17,6 +17,7 @@ from selectconv.core.models import count_slots
 from selectconv.core.plan import AllocationPlan
 from selectconv.lab.data.image_set import DatasetInfo
 from selectconv.lab.train.config import TrainConfig
+from selectconv.lab.train.slimming import Slimmer
 from selectconv.lab.zoo.learned_group_conv import Condenser
 
 
@@ -96,3 +97,11 @@ def learned_groups(
     """Condense CondenseNet's learned group convolutions; an input that a group drops is closed."""
     condenser = Condenser(model, total_epochs=config.epochs, group_lasso=config.group_lasso)
     return ChannelMethod(condenser.step, condenser.regularize, condenser.num_dropped)
+
+
+def slimming(
+    config: TrainConfig, info: DatasetInfo, model: nn.Module, optimizer: Optimizer
+) -> ChannelMethod:
+    """Slim a plain network of the zoo; a filter that was cut out is closed."""
+    slimmer = Slimmer(config, info, model)
+    return ChannelMethod(slimmer.step, slimmer.regularize, slimmer.num_cut)

@@ -22,7 +22,7 @@ class MethodInfo:
             closed and in which part of the training.
         colour: its colour in figures. All are of equal lightness, to read on white and on black.
         rank: its place among the rows of a table, which follow Section 3.3.
-        run_by: `file:function` that builds a `ChannelMethod`, which carries it out.
+        run_by: the function in `channels.py` that builds a `ChannelMethod`, which carries it out.
         uses: the settings about channel selection that make a difference to it; `realloc` is an
             option of the network.
         is_selective: its network has selective convs.
@@ -41,7 +41,7 @@ class MethodInfo:
     words: str
     colour: str
     rank: int
-    run_by: str = "channels:plain"
+    run_by: str = "plain"
     uses: tuple[str, ...] = ()
     is_selective: bool = False
     moves: bool = False
@@ -55,8 +55,8 @@ class MethodInfo:
 
     def build(self, *arguments: Any) -> Any:
         """Build the `ChannelMethod` of a run: settings, data set, network and optimizer."""
-        file, _, name = self.run_by.partition(":")
-        return getattr(import_module(f"selectconv.lab.train.{file}"), name)(*arguments)
+        channels = import_module("selectconv.lab.train.channels")  # takes seconds
+        return getattr(channels, self.run_by)(*arguments)
 
 
 _DEALLOC = MethodInfo(
@@ -65,7 +65,7 @@ _DEALLOC = MethodInfo(
     words="de-allocation only; {goal}, in {part}",
     colour="#3f8fd2",
     rank=1,
-    run_by="channels:selective",
+    run_by="selective",
     uses=("gamma", "top_k", "max_copies", "stop_at", "grace", "damage", "shift_weight_decay",
           "target_macs", "target_params", "realloc", "granularity"),
     # De-allocation alone needs no shifts (the parameter counts of Table 2).
@@ -124,7 +124,7 @@ METHODS = {
             words="a shift for every 1x1 slot, no allocation",
             colour="#8f7be0",
             rank=4,
-            run_by="channels:selective",
+            run_by="selective",
             uses=("realloc", "shift_weight_decay"),
             is_selective=True,
             shifts=True,
@@ -135,7 +135,7 @@ METHODS = {
             words="learned group convolutions, condensed after 1/6, 2/6 and 3/6 of the epochs",
             colour="#c9603f",
             rank=6,
-            run_by="channels:learned_groups",
+            run_by="learned_groups",
             uses=("group_lasso",),
             has_penalty=True,
             is_baseline=True,
@@ -150,7 +150,7 @@ METHODS = {
             "channels; {goal}, after {part}",
             colour="#5f9ea0",
             rank=7,
-            run_by="slimming:slimming",
+            run_by="slimming",
             uses=("stop_at", "target_macs", "target_params", "bn_sparsity"),
             cuts=True,
             has_penalty=True,

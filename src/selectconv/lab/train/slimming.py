@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from selectconv.allocate.report import AllocationReport
 from selectconv.checks import warn
@@ -20,7 +19,6 @@ from selectconv.deploy.cost import count_macs, count_params
 from selectconv.errors import RunError
 from selectconv.extras import import_extra
 from selectconv.lab.data.image_set import DatasetInfo
-from selectconv.lab.train.channels import ChannelMethod, change_nothing
 from selectconv.lab.train.config import TrainConfig
 from selectconv.lab.train.network import build_model, fit_shapes
 from selectconv.lab.zoo.densenet import DenseUnit
@@ -32,14 +30,6 @@ _KEPT = 1e3  # added to the scores, which are of order 1, of channels that must 
 # The search stops within this part of the target.
 _CLOSE_ENOUGH = 0.002
 _TRIALS = 14
-
-
-def slimming(
-    config: TrainConfig, info: DatasetInfo, model: nn.Module, optimizer: Optimizer
-) -> ChannelMethod:
-    """Slim a plain network of the zoo; a filter that was cut out is closed."""
-    slimmer = Slimmer(config, info, model)
-    return ChannelMethod(slimmer.step, slimmer.regularize, slimmer.num_cut)
 
 
 class Slimmer:
@@ -102,7 +92,7 @@ class Slimmer:
         """
         last_sparse_epoch = math.ceil(self.config.stop_at * self.config.epochs) - 1
         if epoch != last_sparse_epoch or self.is_pruned:
-            return change_nothing(epoch)
+            return AllocationReport(epoch, AllocationPlan())
         chosen, history = self._find_target()
         fit_shapes(self.model, chosen.state_dict())
         self.model.load_state_dict(chosen.state_dict())

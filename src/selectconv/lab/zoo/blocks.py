@@ -1,6 +1,7 @@
 """What the paper's networks share: stem, BN -> ReLU -> conv, head, initialisation."""
 
 import math
+from collections import OrderedDict
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +23,13 @@ class NormReluConv(nn.Sequential):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise, rectify, select and convolve."""
-        conv = self.conv
+        conv, dropout = self.conv, getattr(self, "dropout", None)
         if (
             isinstance(conv, SelectConv2d)
             and isinstance(input, Tensor)  # a tracer passes proxies
             and type(self.relu) is nn.ReLU
             and not has_hooks(self.relu)
-            and not self._drops()
+            and (dropout is None or not (dropout.training or has_hooks(dropout)))
         ):
             out = convolve_norm_relu(conv, input, self.norm)
             if out is not None:
@@ -36,10 +37,6 @@ class NormReluConv(nn.Sequential):
         for module in self:
             input = module(input)
         return input
-
-    def _drops(self) -> bool:
-        dropout = getattr(self, "dropout", None)
-        return dropout is not None and (dropout.training or has_hooks(dropout))
 
 
 def norm_relu_conv(
@@ -77,13 +74,10 @@ def norm_relu_conv(
         reallocate = realloc == "all" or (realloc != "none" and is_pointwise)
         source = BatchNormMean(norm, torch.relu)
         conv = SelectConv2d.from_conv(conv, reallocate=reallocate, mean=source)
-    block = NormReluConv()
-    block.add_module("norm", norm)
-    block.add_module("relu", nn.ReLU(inplace=True))
+    layers = OrderedDict[str, nn.Module](norm=norm, relu=nn.ReLU(inplace=True))
     if dropout > 0:
-        block.add_module("dropout", nn.Dropout(dropout))
-    block.add_module("conv", conv)
-    return block
+        layers["dropout"] = nn.Dropout(dropout)
+    return NormReluConv(OrderedDict(layers, conv=conv))
 
 
 def build_stem(in_channels: int, width: int, stem: str, *, norm: bool = False) -> nn.Module:

@@ -82,12 +82,11 @@ def decode_images(paths: Sequence[Path], shape: tuple[int, int, int], title: str
     """
     channels, size, _ = shape
     images = torch.empty(len(paths), *shape, dtype=torch.uint8)
-
-    def decode(path: Path) -> Tensor:
-        return as_tensor(centre_crop(open_image(path, channels), size))
-
     with progress_bar(f"decoding {title}", len(paths)) as advance, ThreadPoolExecutor() as pool:
-        for row, pixels in enumerate(pool.map(decode, paths)):
+        decoded = pool.map(
+            lambda path: as_tensor(centre_crop(open_image(path, channels), size)), paths
+        )
+        for row, pixels in enumerate(decoded):
             images[row] = pixels
             advance(1)
     return images

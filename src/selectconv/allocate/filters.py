@@ -254,8 +254,7 @@ class FilterQueue:
             total.index_add_(0, place, shares[reader.channels].double())
             largest.scatter_reduce_(0, own, total.amax(dim=1), "amax")
             sums.append((reader, is_read, own, total))
-        order = largest.masked_fill(~is_open, -1).argsort(stable=True)
-        rank = order.argsort()
+        rank = largest.masked_fill(~is_open, -1).argsort(stable=True).argsort()
         levels = torch.zeros(count, dtype=torch.float64, device="cpu")
         for reader, is_read, own, total in sums:
             by_rank = rank[own].argsort()

@@ -276,5 +276,6 @@ def stencil_weight(part: Part) -> Tensor:
 
 
 def _index_of(conv: _ConvNd) -> Channels:
-    is_selective = isinstance(conv, SelectConvNd)
-    return np.asarray(conv.index.cpu()) if is_selective else np.arange(conv.in_channels)
+    return (
+        conv.index.cpu().numpy() if isinstance(conv, SelectConvNd) else np.arange(conv.in_channels)
+    )

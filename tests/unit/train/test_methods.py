@@ -53,6 +53,8 @@ def test_error_and_loss_are_means_over_images():
     logits, labels = 9.0 * torch.eye(3)[[0, 0, 1, 2]], torch.tensor([0, 1, 1, 2])
     batches = list(zip(logits.split(3), labels.split(3), strict=True))
     loader = SimpleNamespace(epoch=lambda epoch: batches)
-    found = evaluate(nn.Identity(), [loader], SimpleNamespace(world_size=1), Display())
+    found = evaluate(
+        nn.Identity(), [loader], SimpleNamespace(world_size=1, device="cpu"), Display()
+    )
     loss = nn.functional.cross_entropy(logits, labels).item()
     assert found == {"images": 4, "error": 25.0, "loss": pytest.approx(loss)}

@@ -1,7 +1,7 @@
 """Which runs can be compared: same network, same data, same training."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -132,7 +132,7 @@ class Group:
 
 
 def group_runs(
-    runs: Iterable[Run], grid: Grid = NO_GRID, problems: Mapping[str, str] | None = None
+    runs: Sequence[Run], grid: Grid = NO_GRID, problems: Mapping[str, str] | None = None
 ) -> list[Group]:
     """Sort runs into comparisons.
 
@@ -157,13 +157,12 @@ def group_runs(
         groups.setdefault(place, Group(settings, grid, contest=grid.contests.get(contest, {})))
         return rows.setdefault((place, rank), row)
 
-    names = set()
     for run in runs:
         row = row_of(run.name, run.config, run.gone)
-        names.add(run.name)
         if row.runs.setdefault(run.config.seed, run) is not run:
             row.unused.append(run)
-    for name in [name for name in planned if name not in names]:
+    finished = {run.name for run in runs}
+    for name in [name for name in planned if name not in finished]:
         reason = (problems or {}).get(name, "not finished")
         row_of(name, planned[name].config, {}).missing[name] = reason
     for (place, _), row in sorted(rows.items(), key=lambda item: item[0]):

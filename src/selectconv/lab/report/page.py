@@ -149,8 +149,9 @@ def time_networks(group: Group) -> None:
 
 def draw_group(group: Group, name: str) -> list[Figure]:
     """Draw all figures of one comparison."""
-    plans: list[tuple[str, str, Draw]] = []
-    plans += [(title, group.title, partial(draw, group)) for title, draw in OF_METHODS.items()]
+    plans: list[tuple[str, str, Draw]] = [
+        (title, group.title, partial(draw, group)) for title, draw in OF_METHODS.items()
+    ]
     run = choose_run(group)
     if run is not None:
         config = run.config

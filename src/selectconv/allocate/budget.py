@@ -3,8 +3,9 @@
 A budget falls linearly over the epochs in which an allocator acts. At each step gamma, one for
 all layers, is solved for: every open slot has a smallest gamma at which Algorithm 1 would close it,
 so the slots of all layers stand in one order, and what is left after closing the first n of them is
-counted. The last step counts as `sc.count` does. Earlier steps count what is read: where closing a
-few slots saves nothing yet, since gathering the others would not pay, they would close too many.
+counted. Where none is re-opened, gamma is meant per unit of the cost that closing a slot saves. The
+last step counts as `sc.count` does. Earlier steps count what is read: where closing a few slots
+saves nothing yet, since gathering the others would not pay, they would close too many.
 """
 
 import math
@@ -42,9 +43,10 @@ class ClosingQueue:
         layers: the selective layers by name; at least one.
         damage: as for `SelectConv2d.ecdm`.
         protected: by layer, the slots that are not to be closed.
+        saved: by layer, what closing a slot saves: the order is by damage per saved cost.
 
     Attributes:
-        levels: (Q,), the smallest gamma that closes each slot of the queue.
+        levels: (Q,), the smallest gamma that closes each slot of the queue, over what is saved.
         owners: (Q,), the number of its layer.
         slots: (Q,), its number in that layer.
 
@@ -53,12 +55,17 @@ class ClosingQueue:
     """
 
     def __init__(
-        self, layers: Mapping[str, SelectConvNd], damage: str, protected: Mapping[str, Tensor]
+        self,
+        layers: Mapping[str, SelectConvNd],
+        damage: str,
+        protected: Mapping[str, Tensor],
+        saved: Mapping[str, float] | None = None,
     ) -> None:
         self.names, orders = list(layers), []
         for name, layer in layers.items():
             with naming(name):
-                orders.append(_closing_order(layer, damage, protected.get(name)))
+                own, level = _closing_order(layer, damage, protected.get(name))
+            orders.append((own, level if saved is None else level / saved[name]))
         slots, levels = zip(*orders, strict=True)
         owners = [torch.full_like(one, number) for number, one in enumerate(slots)]
         # Stable: a layer's slots stay in their order.
@@ -139,6 +146,15 @@ class CostAfter:
         unread = self._filters.unread(plans) if self._filters else None
         return self._counter.count(unread, is_exact=is_exact)
 
+    def saved_by_slot(self, kind: str) -> dict[str, float]:
+        """Return, by layer, the "macs" or "params" that a slot has in the dense model."""
+        saved: dict[str, float] = {}
+        for op in self._counter.flow.operations.values():
+            if (layer := self._layers.get(op.name)) is not None:
+                cost = op.macs if kind == "macs" else layer.weight.numel()
+                saved[op.name] = saved.get(op.name, 0.0) + cost / layer.in_channels
+        return saved
+
     def count_fresh(self, kept: float) -> Cost:
         """Count the model before any allocation, with this part of each group's slots open."""
         for layer in self._copies.values():
@@ -164,6 +180,7 @@ class Budget:
     Attributes:
         dense: what the dense model costs.
         target: the cost to end at.
+        saved: by layer, what closing one of its slots saves.
 
     Raises:
         CompressionError: the model cannot be counted.
@@ -187,6 +204,7 @@ class Budget:
         self._cost = CostAfter(model, example_input, filters)
         self._kind = self.name.removeprefix("target_")  # an attribute of `Cost`
         self.dense: int = getattr(self._cost.count_fresh(1.0), self._kind)
+        self.saved = self._cost.saved_by_slot(self._kind)
         self.target: float = self.fraction * self.dense
         least = getattr(self._cost.count_fresh(FLOOR), self._kind)
         if filters is not None:
@@ -237,9 +255,11 @@ class Budget:
         if epoch >= settings.num_steps and self._count({}) <= _NEAR * self.target:
             return {}
         queue: Queue = (
-            ClosingQueue(layers, settings.damage, protected)
+            ClosingQueue(
+                layers, settings.damage, protected, None if settings.reopens else self.saved
+            )
             if self._filters is None
-            else FilterQueue(self._filters, settings.damage, FLOOR)
+            else FilterQueue(self._filters, settings.damage, FLOOR, self._kind)
         )
         is_last = epoch + 1 >= settings.num_steps
         count = partial(self._count, is_exact=not is_last)

@@ -104,17 +104,18 @@ def test_the_budget_falls_in_a_line_over_the_acting_epochs():
     assert at == pytest.approx([0.88, 0.76, 0.64, 0.52, 0.4, 0.4, 0.4])
 
 
-def test_one_gamma_for_all_layers_closes_what_algorithm_1_closes():
-    model, _, allocator = setup(target_macs=0.6, epochs=2, stop_at=0.5)
+def test_one_gamma_per_saved_cost_closes_what_algorithm_1_closes():
+    model, _, allocator = setup(target_macs=0.7, epochs=2, stop_at=0.5)
     layers = select_layers(model)
     necdm = {name: layer.ecdm(normalized=True) for name, layer in layers.items()}
-    queue = ClosingQueue(layers, "auto", {})
+    queue = ClosingQueue(layers, "auto", {}, allocator.budget.saved)
     closed = allocator.step(0).deallocated
-    gamma = float(queue.levels[sum(map(len, closed.values())) - 1])
+    gamma = float(queue.levels[sum(map(len, closed.values())) - 1])  # per multiply-add
     assert 0 < gamma < 1
     for name, layer in layers.items():
         assert (~layer.gate).nonzero().flatten().tolist() == closed.get(name, [])
-        chosen = choose_dealloc(necdm[name], gamma).tolist()
+        own = gamma * allocator.budget.saved[name] * (1 + 1e-12)  # but for rounding
+        chosen = choose_dealloc(necdm[name], own).tolist()
         at_floor = int(layer.gate.sum()) == math.ceil(FLOOR * layer.in_channels)
         assert closed.get(name, []) == chosen or (at_floor and set(closed[name]) < set(chosen))
 

@@ -44,21 +44,21 @@ model = sc.convert(copy.deepcopy(trained), IMAGE)
 train(
     model, lr=0.01, mode="dealloc", granularity="filter", target_macs=0.5, example_input=IMAGE
 )  # fmt: skip
-rounded = sc.compress(model, IMAGE, round_to=8)  # ONNX Runtime likes multiples of 8
-networks = {"trained": trained, "0.5": sc.compress(model, IMAGE), "0.5, round_to=8": rounded}
+small = sc.compress(model, IMAGE)
+networks = {"trained": trained, "closed by filters": small}
 (folder,) = sys.argv[1:] or ["."]
-sc.save_compressed(rounded, f"{folder}/small.safetensors")
-sc.export_onnx(rounded, f"{folder}/small.onnx", IMAGE)
+sc.save_compressed(small, f"{folder}/small.safetensors")
+sc.export_onnx(small, f"{folder}/small.onnx", IMAGE)
 
 if find_spec("torch_pruning"):
     import torch_pruning as tp
 
-    networks["Torch-Pruning, round_to=8"] = pruned = copy.deepcopy(trained)
+    networks["Torch-Pruning"] = pruned = copy.deepcopy(trained)
     pruner = tp.pruner.MagnitudePruner(
         pruned, IMAGE, tp.importance.MagnitudeImportance(), pruning_ratio=0.9,
-        iterative_steps=100, ignored_layers=[pruned[-1]], round_to=8,
+        iterative_steps=100, ignored_layers=[pruned[-1]],
     )  # fmt: skip
-    while sc.count(pruned, IMAGE).macs > 1.01 * sc.count(rounded, IMAGE).macs:
+    while sc.count(pruned, IMAGE).macs > 1.01 * sc.count(small, IMAGE).macs:
         pruner.step()
     train(pruned, lr=0.01)
 

@@ -47,7 +47,7 @@ ROOMS = {
     "cli": Room(10, 725, 0),
 }
 MOST_STATEMENTS, MOST_FUNCTIONS = 9974, 909
-MOST_IN_TESTS = 12_113
+MOST_IN_TESTS = 12_114
 # soak/, benchmarks/, results/, examples/ and docs/: no place to hide statements.
 MOST_BESIDE = 2955
 MOST_LINES, LONGEST_FUNCTION = 400, 50  # of a file; of a function, without its docstring

@@ -41,6 +41,8 @@ UNTRIED = {
     "selectconv report DIR...": "any number of folders",
     "selectconv data fetch fashion-mnist": "needs a network; tests of fetching have their own",
     "selectconv train --out runs/first --resume": "needs a checkpoint; test_resume.py resumes runs",
+    "selectconv data digest cifar10": "needs the images; test_train_command.py has a digest",
+    "selectconv reproduce TABLE --scale reduced --time": "measures for an hour",
     "selectconv models": "builds all networks; test_cli.py does it",
     "python -m selectconv train": "a part of a command",
     "python examples/fetch_fashion_mnist.py": "needs apt; test_examples.py has one of its own",

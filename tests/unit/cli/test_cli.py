@@ -33,7 +33,7 @@ from selectconv.lab.train.network import build_model
         (["tran"], "got 'tran'. Did you mean 'train'"),
         (["models", "--jsn"], "Did you mean '--json'"),
         (["data"], "required: action"),
-        (["data", "get"], "list, fetch; got 'get'"),
+        (["data", "get"], "list, fetch, digest; got 'get'"),
         (["data", "fetch"], "fetch needs a data set"),
         (["data", "fetch", "cifar"], "Did you mean 'cifar10'"),
         (["bench", "stp"], "Did you mean 'step'"),

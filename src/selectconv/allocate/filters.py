@@ -273,7 +273,7 @@ class FilterQueue:
         levels[~is_open] = math.inf
         levels[filters.find_frozen()] = math.inf
         self._units = _bundle(filters, levels)
-        self.levels = torch.stack([levels[unit].amax() for unit in self._units] or [levels[:0]])
+        self.levels = torch.cat([levels[:0], *(levels[unit].amax()[None] for unit in self._units)])
         self.owners = torch.arange(len(self._units), device="cpu")
 
     def plans(self, places: Iterable[int]) -> dict[str, LayerPlan]:
@@ -308,7 +308,8 @@ def _bundle(filters: Filters, levels: Tensor) -> list[Tensor]:
     for groups in filters.blocks:
         own = rest[torch.isin(rest, groups)]
         units += own[: len(own) // BLOCK * BLOCK].split(BLOCK) if len(own) >= BLOCK else ()
-    return sorted(units, key=lambda unit: float(levels[unit].amax()))
+    # An empty tensor splits into one that is empty.
+    return sorted(filter(len, units), key=lambda unit: float(levels[unit].amax()))
 
 
 def clear_channels(layer: nn.Module, tensor: Tensor, plan: LayerPlan) -> None:

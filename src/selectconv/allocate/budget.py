@@ -3,7 +3,7 @@
 A budget falls linearly over the epochs in which an allocator acts. At each step gamma, one for
 all layers, is solved for: every open slot has a smallest gamma at which Algorithm 1 would close it,
 so the slots of all layers stand in one order, and what is left after closing the first n of them is
-counted. Where none is re-opened, gamma is meant per unit of the cost that closing a slot saves. The
+counted. Where no slot is re-opened, gamma is per unit of the cost that closing the slot saves. The
 last step counts as `sc.count` does. Earlier steps count what is read: where closing a few slots
 saves nothing yet, since gathering the others would not pay, they would close too many.
 """
@@ -259,7 +259,7 @@ class Budget:
                 layers, settings.damage, protected, None if settings.reopens else self.saved
             )
             if self._filters is None
-            else FilterQueue(self._filters, settings.damage, FLOOR, self._kind)
+            else FilterQueue(self._filters, settings.damage, FLOOR)
         )
         is_last = epoch + 1 >= settings.num_steps
         count = partial(self._count, is_exact=not is_last)

@@ -226,17 +226,14 @@ class FilterQueue:
         filters: the groups.
         damage: as for `SelectConv2d.ecdm`; None: all do the same damage.
         floor: the part of its channels that a reader keeps; at least one.
-        cost: "macs" or "params": what counts is the damage per saved cost. None: the damage.
 
     Attributes:
-        levels: (Q,), the smallest gamma that closes each unit of the queue, a group or eight of a
-            depthwise conv's; with a cost, per unit of what is saved.
+        levels: (Q,), the smallest gamma that closes each unit of the queue: a group, or eight of
+            a depthwise conv's.
         owners: (Q,), the number of the unit.
     """
 
-    def __init__(
-        self, filters: Filters, damage: str | None, floor: float, cost: str | None = None
-    ) -> None:
+    def __init__(self, filters: Filters, damage: str | None, floor: float) -> None:
         self._filters = filters
         count = len(filters.groups)
         is_open = torch.zeros(count, dtype=torch.bool, device="cpu")
@@ -268,8 +265,6 @@ class FilterQueue:
             room = int(is_read.sum()) - max(1, math.ceil(floor * len(is_read)))
             level[widths.cumsum(0) > room] = math.inf
             levels.scatter_reduce_(0, own[by_rank], level, "amax")
-        if cost is not None:
-            levels /= torch.tensor([float(max(1, group.saved[cost])) for group in filters.groups])
         levels[~is_open] = math.inf
         levels[filters.find_frozen()] = math.inf
         self._units = _bundle(filters, levels)

@@ -5,7 +5,6 @@ all operands go together; a group of a grouped conv or of a group norm goes as a
 channels in a way that is not known holds them.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,12 +37,10 @@ class ChannelGroup:
     Attributes:
         makers: by the name of a conv, linear layer or norm, the channels of its output.
         readers: by the name of a conv or linear layer, the channels of its input.
-        saved: "macs" and "params" that go with them in the dense model.
     """
 
     makers: dict[str, list[int]] = field(default_factory=dict)
     readers: dict[str, list[int]] = field(default_factory=dict)
-    saved: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass
@@ -84,7 +81,6 @@ class _Finder:
         self.modules = dict(model.named_modules())
         self.shared = find_shared(flow)
         self.can_be_zero = zero_channels(flow, _can_be_zero)
-        self.costs: dict[tuple[str, int], dict[str, int]] = {}
         self.parent: list[int] = []
         self.holds: dict[int, str] = {}
         self.of: dict[fx.Node, Channels] = {}
@@ -105,14 +101,12 @@ class _Finder:
                 if root not in held:
                     group = groups.setdefault(root, ChannelGroup())
                     group.makers.setdefault(name, []).append(channel)
-                    group.saved.update(self.costs[name, len(made)])
             if all(root in held for root in roots):
                 reasons[name] = held[roots[0]]
         for name, _, read in self.readers:
             for channel, one in enumerate(read):
                 if (root := self._root(int(one))) in groups:
                     groups[root].readers.setdefault(name, []).append(channel)
-                    groups[root].saved.update(self.costs[name, len(read)])
         inputs = {name: argument(node) for name, node, _ in self.readers}
         return ChannelGroups(list(groups.values()), inputs, reasons)
 
@@ -161,9 +155,6 @@ class _Finder:
                 stuck = before[~self.can_be_zero[argument(op.node)]]
                 self._hold(stuck, f"`{name}` reads values that cannot be made zero")
         self.makers.append((name, made))
-        weights = sum(parameter.numel() for parameter in module.parameters())
-        for size in (len(made), len(before)):  # of one of its channels
-            self.costs[name, size] = {"macs": op.macs // size, "params": weights // size}
         own = self.modules.get(name)
         reasons = {
             f"`{name}` is not a module of the model": own is None,

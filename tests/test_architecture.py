@@ -34,9 +34,9 @@ class Room:
 ROOMS = {
     "root": Room(0, 219, 5),
     "core": Room(1, 1536, 11),
-    "graph": Room(2, 1274, 6),
-    "deploy": Room(3, 1029, 5),
-    "allocate": Room(4, 1307, 4),
+    "graph": Room(2, 1267, 6),
+    "deploy": Room(3, 1020, 5),
+    "allocate": Room(4, 1303, 4),
     "integrations": Room(5, 172, 0),
     "zoo": Room(6, 432, 6),
     "data": Room(6, 770, 4),
@@ -46,7 +46,7 @@ ROOMS = {
     "report": Room(9, 930, 2),
     "cli": Room(10, 725, 0),
 }
-MOST_STATEMENTS, MOST_FUNCTIONS = 9964, 909
+MOST_STATEMENTS, MOST_FUNCTIONS = 9944, 909
 MOST_IN_TESTS = 12_116
 # soak/, benchmarks/, results/, examples/ and docs/: no place to hide statements.
 MOST_BESIDE = 2955

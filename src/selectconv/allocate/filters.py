@@ -25,23 +25,22 @@ from selectconv.graph.dataflow import trace_dataflow
 from selectconv.graph.input_mean import closed_form_of
 
 
-class Observer:
-    """Observes the input of a layer that is not selective while it trains: a forward pre-hook."""
+class Observer(ObservedMean):
+    """Observes the input of a layer that is not selective while it trains: a forward pre-hook.
+
+    Attributes:
+        moments: mean and variance of each channel, and the number of batches.
+    """
 
     def __init__(self, channels: int, device: torch.device) -> None:
-        self.source = ObservedMean(pooled=False)  # rank 0 decides
+        super().__init__(pooled=False)  # rank 0 decides
         self.mean, self.var = torch.zeros(2, channels, device=device)
-        self.batches = torch.zeros((), dtype=torch.int64, device=device)
-
-    @property
-    def moments(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All that is observed."""
-        return self.mean, self.var, self.batches
+        self.moments = self.mean, self.var, torch.zeros((), dtype=torch.int64, device=device)
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Observe a batch."""
         if module.training:
-            self.source.observe(inputs[0], *self.moments)
+            self.observe(inputs[0], *self.moments)
 
 
 @dataclass
@@ -70,7 +69,7 @@ class Reader:
         """Return whether the mean of the input is known yet."""
         if isinstance(self.layer, SelectConvNd):
             return self.layer.knows_mean()
-        return not isinstance(self.source, Observer) or int(self.source.batches) > 0
+        return not isinstance(self.source, Observer) or int(self.source.moments[-1]) > 0
 
     def is_open(self) -> Tensor:
         """Return which channels of the input are still read, (I,) bool, on the CPU."""
@@ -89,13 +88,13 @@ class Reader:
             shares = torch.zeros_like(by_slot).index_add_(0, layer.index, by_slot)
         else:
             assert source is not None
-            is_signed = isinstance(source, Observer) or not source.is_nonnegative
-            weight, known = self.weight, source
+            weight = self.weight
 
             def moment(name: str) -> Tensor:
-                value = getattr(known, name)
+                value = getattr(source, name)
                 return (value if isinstance(value, Tensor) else value()).to(weight)
 
+            is_signed = not source.is_nonnegative
             shares = normalize_ecdm(expected_damage(weight, moment, damage, is_signed))
         if not bool(shares.isfinite().all()):
             raise AllocationError(
@@ -163,10 +162,13 @@ class Filters:
             and 1 < conv.groups == conv.in_channels
             and has_blocks(conv.in_channels)
         ]
-        self._hooks = [
-            reader.layer.register_forward_pre_hook(reader.source)
-            for reader in self.readers.values()
+        self._observers = {
+            name: reader.source
+            for name, reader in self.readers.items()
             if isinstance(reader.source, Observer)
+        }
+        self._hooks = [
+            modules[name].register_forward_pre_hook(one) for name, one in self._observers.items()
         ]
 
     def find_frozen(self) -> list[int]:
@@ -190,18 +192,15 @@ class Filters:
     def observed_moments(self) -> dict[str, list[Tensor]]:
         """Return what was observed, by layer."""
         return {
-            name: [tensor.clone() for tensor in reader.source.moments]
-            for name, reader in self.readers.items()
-            if isinstance(reader.source, Observer)
+            name: [tensor.clone() for tensor in one.moments]
+            for name, one in self._observers.items()
         }
 
     def load_moments(self, state: Mapping[str, Sequence[Tensor]]) -> None:
         """Restore what `observed_moments` returned."""
-        for name, moments in state.items():
-            source = self.readers[name].source
-            if isinstance(source, Observer):
-                for own, its in zip(source.moments, moments, strict=True):
-                    own.copy_(its)
+        for name in state.keys() & self._observers.keys():
+            for own, its in zip(self._observers[name].moments, state[name], strict=True):
+                own.copy_(its)
 
     def unread(self, plans: Mapping[str, LayerPlan]) -> dict[str, Mask]:
         """Return what layers that are not selective do not read, now and after these plans."""

@@ -26,6 +26,7 @@ from selectconv.deploy.parts import (
 )
 from selectconv.graph.channels import Mask, by_output, channel_operands, is_zero, zero_channels
 from selectconv.graph.dataflow import (
+    JOINING,
     Dataflow,
     Kind,
     Operation,
@@ -45,7 +46,7 @@ class Layout:
     Attributes:
         kept: by node, the channels that its output keeps, in order; nodes that nobody needs are
             missing.
-        pieces: by concatenation, those of its inputs that are joined.
+        pieces: by operation that joins channels, those of its inputs that are left.
         parts: by conv, what the plain conv reads that replaces it.
     """
 
@@ -116,20 +117,13 @@ class _Planner:
             return filters
         if op.kind in BY_CHANNEL:
             return self._keep_channels(op, need)
-        if op.kind is Kind.CONCAT:
+        if op.kind in JOINING:
             # Nothing is gathered here: the readers of what is joined gather in any case.
-            pieces = [piece for piece in joined(self.flow, op) if need[piece[1]].any()]
-            self.layout.pieces[op.node] = [other for other, _ in pieces]
-            return np.concatenate([kept[other] + where.start for other, where in pieces])
-        if op.kind is Kind.CHANNEL_PAD:
-            before, front = argument(op.node), argument(op.node, 1, "pad")[-2]
-            is_zero = need.copy()
-            is_zero[front : front + self.flow.operations[before].channels] = False
-            return np.union1d(np.flatnonzero(is_zero), kept[before] + front)
-        if op.kind is Kind.FLATTEN:
-            before = argument(op.node)
-            pixels = op.channels // self.flow.operations[before].channels
-            return (kept[before][:, None] * pixels + np.arange(pixels)).reshape(-1)
+            pieces, is_kept = _pieces(self.flow, op, need), need.copy()
+            for other, where, pixels in pieces:
+                is_kept[where].reshape(-1, pixels)[kept[other]] = True
+            self.layout.pieces[op.node] = [other for other, *_ in pieces]
+            return np.flatnonzero(is_kept)
         return np.arange(op.channels)
 
     def _keep_channels(self, op: Operation, need: Mask) -> Channels:
@@ -259,20 +253,20 @@ def reads(
         yield argument(op.node), _conv_reads(op.module, need)
     elif op.node in unread:
         yield argument(op.node), ~unread[op.node]
-    elif op.kind is Kind.CONCAT:
-        yield from ((x, need[where]) for x, where in joined(flow, op) if need[where].any())
-    elif op.kind is Kind.FLATTEN:
-        before = argument(op.node)
-        by_channel = need.reshape(flow.operations[before].channels, -1)
-        yield before, np.logical_or.reduce(by_channel, axis=1)
-    elif op.kind is Kind.CHANNEL_PAD:
-        before, front = argument(op.node), argument(op.node, 1, "pad")[-2]
-        yield before, need[front : front + flow.operations[before].channels]
+    elif op.kind in JOINING:
+        for other, where, pixels in _pieces(flow, op, need):
+            yield other, np.logical_or.reduce(need[where].reshape(-1, pixels), axis=1)
     else:
         for other in op.node.all_input_nodes:
             is_by_channel = op.kind in BY_CHANNEL and is_channel_operand(flow, op, other)
             every = np.full(flow.operations[other].channels, op.kind is not Kind.SHAPE)
             yield other, need if is_by_channel else every
+
+
+def _pieces(flow: Dataflow, op: Operation, need: Mask) -> list[tuple[fx.Node, slice, int]]:
+    """Return what is left of the inputs that an operation joins; a pad keeps its only one."""
+    is_pad = op.kind is Kind.CHANNEL_PAD
+    return [piece for piece in joined(flow, op) if is_pad or need[piece[1]].any()]
 
 
 def _conv_reads(conv: _ConvNd, need: Mask) -> Mask:

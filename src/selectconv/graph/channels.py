@@ -5,9 +5,10 @@ all operands go together; a group of a grouped conv or of a group norm goes as a
 channels in a way that is not known holds them.
 """
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from torch import Tensor, fx, nn
 
 from selectconv.core.layer import SelectConvNd
 from selectconv.graph.dataflow import (
+    JOINING,
     WEIGHTED,
     Dataflow,
     Kind,
@@ -24,6 +26,7 @@ from selectconv.graph.dataflow import (
     is_channel_operand,
     joined,
 )
+from selectconv.graph.input_mean import Chain, activation_of
 from selectconv.graph.operations import Family, argument, find_row
 
 Channels = npt.NDArray[np.int64]
@@ -115,14 +118,11 @@ class _Finder:
         node = op.node
         if op.kind in WEIGHTED:
             return self._number_layer(op)
-        if op.kind is Kind.CONCAT:
-            return np.concatenate([self.of[other] for other, _ in joined(self.flow, op)])
-        if op.kind is Kind.CHANNEL_PAD:
-            front, back = argument(node, 1, "pad")[-2:]
-            return np.concatenate([self._new(front), self.of[argument(node)], self._new(back)])
-        if op.kind is Kind.FLATTEN:
-            before = self.of[argument(node)]
-            return np.repeat(before, op.channels // len(before))
+        if op.kind in JOINING:
+            numbers = self._new(op.channels)
+            for other, where, pixels in joined(self.flow, op):
+                numbers[where] = np.repeat(self.of[other], pixels)
+            return numbers
         if op.kind is Kind.CHANNELWISE and (operands := channel_operands(self.flow, op)):
             first = self.of[operands[0]]
             for other in operands[1:]:
@@ -130,7 +130,7 @@ class _Finder:
             self._hold_inputs(op, "broadcast over other channels", besides=operands)
             return first
         if op.kind in (Kind.SHAPE, Kind.TENSOR):
-            return self._new(0)
+            return self._new(op.channels)
         what = f"read by `{node.target if op.module is not None else node.name}`"
         if op.module is not None:
             what += f" ({type(op.module).__name__})"
@@ -218,14 +218,10 @@ def zero_channels(flow: Dataflow, of_layer: Callable[[Operation], Mask]) -> dict
             if (groups := getattr(op.module, "groups", 1)) > 1:  # what it reads goes with it
                 before = zero[argument(node)].reshape(groups, -1)
                 zero[node] &= np.logical_and.reduce(before, axis=1).repeat(op.channels // groups)
-        elif op.kind is Kind.CONCAT:
-            zero[node] = np.concatenate([zero[other] for other, _ in joined(flow, op)])
-        elif op.kind is Kind.CHANNEL_PAD:
-            pad = argument(node, 1, "pad")[-2:]
-            zero[node] = np.pad(zero[argument(node)], pad, constant_values=True)
-        elif op.kind is Kind.FLATTEN:
-            before = zero[argument(node)]
-            zero[node] = np.repeat(before, op.channels // len(before))
+        elif op.kind in JOINING:
+            zero[node] = np.ones(op.channels, dtype=bool)
+            for other, where, pixels in joined(flow, op):
+                zero[node][where] = np.repeat(zero[other], pixels)
         elif op.kind is Kind.CHANNELWISE:
             zero[node] = _zero_after(flow, op, zero)
         else:
@@ -246,28 +242,18 @@ def _zero_after(flow: Dataflow, op: Operation, zero: dict[fx.Node, Mask]) -> Mas
     name = str(getattr(op.node.target, "__name__", op.node.target))
     values = [value for value in op.node.args if isinstance(value, fx.Node | int | float)]
     if name == "mul":
-        zeros: Mask = np.logical_or.reduce(masks)
-        return zeros
+        return reduce(operator.or_, masks)
     if name in ("add", "sub") and len(values) == len(masks) and not op.node.kwargs:
-        zeros = np.logical_and.reduce(masks)
-        return zeros
+        return reduce(operator.and_, masks)
     return masks[0] if name in ("div", "truediv", "neg") and values[0] is operands[0] else never
 
 
 def _keeps_zero(op: Operation) -> bool:
     """Return whether an activation of zero is zero."""
-    node, module = op.node, op.module
-    rest: Any = (node.args[1:], {key: v for key, v in node.kwargs.items() if key != "input"})
-    if any(isinstance(value, fx.Node) for value in (*rest[0], *rest[1].values())):
-        return False
+    call = activation_of(op.node, op.module)
     x = torch.zeros(1, *op.shape[1:2], *[1] * (len(op.shape) - 2))
-    for weight in () if module is None else module.parameters():
-        x = x.to(weight)
-    call: Any = getattr(x, str(node.target)) if node.op == "call_method" else module or node.target
     with torch.no_grad():
-        return not bool(
-            call(*(() if node.op == "call_method" else (x,)), *rest[0], **rest[1]).any()
-        )
+        return call is not None and not bool(Chain((call,))(x).any())
 
 
 def _can_be_zero(op: Operation) -> Mask:

@@ -65,6 +65,7 @@ class Kind(Enum):
 
 
 WEIGHTED = (Kind.CONV, Kind.TRANSPOSED, Kind.LINEAR, Kind.NORM)
+JOINING = (Kind.CONCAT, Kind.CHANNEL_PAD, Kind.FLATTEN)  # channels of inputs, or zeros
 _KIND_OF_OP = {"placeholder": Kind.INPUT, "output": Kind.OUTPUT, "get_attr": Kind.TENSOR}
 _CHANNELWISE = {
     Family.ACTIVATION, Family.ARITHMETIC, Family.AVERAGE_POOL, Family.SPATIAL, Family.RESIZE,
@@ -278,12 +279,21 @@ def is_channel_operand(flow: Dataflow, op: Operation, other: fx.Node) -> bool:
     return shape[1:2] == op.shape[1:2] and (len(shape) == len(op.shape) or not can_broadcast)
 
 
-def joined(flow: Dataflow, op: Operation) -> Iterator[tuple[fx.Node, slice]]:
-    """Yield the inputs of a concatenation, and where their channels stand in its output."""
-    start = 0
-    for other in argument(op.node, 0, "tensors"):
-        stop = start + flow.operations[other].channels
-        yield other, slice(start, stop)
+def joined(flow: Dataflow, op: Operation) -> Iterator[tuple[fx.Node, slice, int]]:
+    """Yield the inputs of an operation that joins channels, and where these stand in its output.
+
+    The last number says how often each of them stands there: once for each pixel that is flattened.
+    """
+    inputs, start, pixels = [argument(op.node)], 0, 1
+    if op.kind is Kind.CONCAT:
+        inputs = argument(op.node, 0, "tensors")
+    elif op.kind is Kind.CHANNEL_PAD:
+        start = argument(op.node, 1, "pad")[-2]
+    else:
+        pixels = op.channels // flow.operations[inputs[0]].channels
+    for other in inputs:
+        stop = start + flow.operations[other].channels * pixels
+        yield other, slice(start, stop), pixels
         start = stop
 
 

@@ -219,7 +219,7 @@ class _Walk:
             is_fixed = self.is_training and not module.training and module.running_mean is not None
             return None if is_fixed else _norm_mean(module, acts)
         if family is Family.ACTIVATION:
-            act = _activation(node, module)
+            act = activation_of(node, module)
             return None if act is None else self.closed_form(before, (act, *acts))
         # A mean that is kept says nothing about the mean of a non-linear function after it.
         if _keeps_values(node, module) or (not acts and _keeps_mean(node, module)):
@@ -286,7 +286,7 @@ def _norm_mean(norm: _BatchNorm, acts: tuple[Call, ...]) -> BatchNormMean | None
     return BatchNormMean(norm, Chain(acts) if acts else None)
 
 
-def _activation(node: fx.Node, module: nn.Module | None) -> Call | None:
+def activation_of(node: fx.Node, module: nn.Module | None) -> Call | None:
     """Return the function of a step of family ACTIVATION, with its settings; None: not fixed."""
     if module is not None:
         return Call(module)

@@ -12,17 +12,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
 from selectconv.core.ecdm import expected_damage, normalize_ecdm
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.mean_source import ClosedForm, ObservedMean
 from selectconv.core.plan import LayerPlan
-from selectconv.deploy.parts import BLOCK, has_blocks
+from selectconv.deploy.parts import BLOCK
 from selectconv.errors import AllocationError, MeanSourceError, naming
 from selectconv.graph.channels import ChannelGroup, Mask, by_output, find_groups
 from selectconv.graph.dataflow import trace_dataflow
 from selectconv.graph.input_mean import closed_form_of
+
+# Fewer channels are closed one by one: blocks would make the budgets of small networks coarse.
+_FEW = 32
 
 
 class Observer(ObservedMean):
@@ -120,7 +122,7 @@ class Filters:
     Attributes:
         groups: channels that go together.
         modules: what makes or reads them, by name.
-        blocks: by depthwise conv that has whole blocks of channels, the numbers of its groups.
+        families: the numbers of the groups that the same layers make, and how many go at once.
         readers: who reads them, by name.
 
     Raises:
@@ -155,12 +157,12 @@ class Filters:
         self.modules = {
             name: modules[name] for group in self.groups for name in (*group.makers, *group.readers)
         }
-        self.blocks = [
-            torch.tensor([n for n, g in enumerate(self.groups) if name in g.makers], device="cpu")
-            for name, conv in self.modules.items()
-            if isinstance(conv, _ConvNd)
-            and 1 < conv.groups == conv.in_channels
-            and has_blocks(conv.in_channels)
+        by_makers: dict[frozenset[str], list[int]] = {}
+        for number, group in enumerate(self.groups):
+            by_makers.setdefault(frozenset(group.makers), []).append(number)
+        self.families = [
+            (torch.tensor(own, device="cpu"), 1 if len(own) < _FEW or len(own) % BLOCK else BLOCK)
+            for own in by_makers.values()
         ]
         self._observers = {
             name: reader.source
@@ -227,8 +229,8 @@ class FilterQueue:
         floor: the part of its channels that a reader keeps; at least one.
 
     Attributes:
-        levels: (Q,), the smallest gamma that closes each unit of the queue: a group, or eight of
-            a depthwise conv's.
+        levels: (Q,), the smallest gamma that closes each unit of the queue: a group, or a block
+            of eight.
         owners: (Q,), the number of the unit.
     """
 
@@ -293,17 +295,18 @@ class FilterQueue:
 def _bundle(filters: Filters, levels: Tensor) -> list[Tensor]:
     """Return the groups that are closed together, in the order of their levels.
 
-    A depthwise conv with whole blocks of channels keeps whole blocks: many runtimes are slow
-    without. The last groups of it, too few for a block, stay.
+    Layers that make whole blocks of channels keep whole blocks: many runtimes are slow without.
+    Their last groups, too few for a block, stay.
     """
-    rest = levels.argsort(stable=True)
-    rest = rest[levels[rest].isfinite()]
-    units = list(rest[~torch.isin(rest, torch.cat([rest[:0], *filters.blocks]))].split(1))
-    for groups in filters.blocks:
-        own = rest[torch.isin(rest, groups)]
-        units += own[: len(own) // BLOCK * BLOCK].split(BLOCK) if len(own) >= BLOCK else ()
-    # An empty tensor splits into one that is empty.
-    return sorted(filter(len, units), key=lambda unit: float(levels[unit].amax()))
+    order = levels.argsort(stable=True)
+    order = order[levels[order].isfinite()]
+    units = (
+        unit
+        for own, size in filters.families
+        for unit in order[torch.isin(order, own)].split(size)
+        if len(unit) == size
+    )
+    return sorted(units, key=lambda unit: float(levels[unit].amax()))
 
 
 def clear_channels(layer: nn.Module, tensor: Tensor, plan: LayerPlan) -> None:

@@ -150,13 +150,16 @@ def test_closed_filters_stay_closed_and_vanish(net, optimizer):
     assert sum(p.numel() for p in small.parameters()) == left
 
 
-def test_one_reader_is_closed_as_algorithm_1_closes_it():
-    net = drawn(nn.Sequential(conv(3, 32, 1), conv(32, 16, 1)), seed=1)
-    layer = net[1][0]
-    want = sc.functional.choose_dealloc(layer.ecdm(normalized=True, damage="auto"), 0.3)
-    report = allocator(net).dealloc()
-    assert len(want) > 1
-    assert report.deallocated == {"1.0": want.tolist()}
+@pytest.mark.parametrize(("width", "block"), [(24, 1), (36, 1), (32, 8), (64, 8)])
+def test_one_reader_is_closed_as_algorithm_1_closes_it_by_whole_blocks(width, block):
+    net = drawn(nn.Sequential(conv(3, width, 1), conv(width, 16, 1)), seed=1)
+    necdm = net[1][0].ecdm(normalized=True, damage="auto")
+    order = necdm.amax(dim=1).argsort(stable=True)
+    number = len(sc.functional.choose_dealloc(necdm, 0.5)) // block * block
+    assert 1 < number < width
+    assert allocator(net, gamma=0.5).dealloc().deallocated == {
+        "1.0": sorted(order[:number].tolist())
+    }
 
 
 def naive_levels(shares):

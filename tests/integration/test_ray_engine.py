@@ -12,7 +12,7 @@ import pytest
 
 from selectconv.errors import RunError
 from selectconv.lab.reproduce.grid import PlannedRun
-from selectconv.lab.reproduce.ray_engine import run_ray
+from selectconv.lab.reproduce.jobs import run_ray
 from selectconv.lab.train.run_folder import METRICS, RunFolder
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'selectconv[ray]'")

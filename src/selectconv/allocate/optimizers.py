@@ -174,25 +174,12 @@ def decays(optimizers: Iterable[torch.optim.Optimizer], layers: Mapping[str, Sel
     )
 
 
-def state_of_slots(
-    optimizers: Iterable[torch.optim.Optimizer], layer: SelectConvNd
-) -> Iterator[Tensor]:
-    """Yield what holds something of each slot: per-element state and pending gradients.
-
-    Raises:
-        AllocationError: an optimizer keeps state that cannot be cleared for a slot: of another
-            shape, of all parameters together, or a step size, without which nothing would move.
-    """
-    for parameter in (layer.weight, layer.shift):
-        if parameter is not None:
-            yield from state_of(optimizers, parameter)
-
-
 def state_of(optimizers: Iterable[torch.optim.Optimizer], parameter: Tensor) -> Iterator[Tensor]:
     """Yield a parameter's gradient, and what optimizers remember of each of its elements.
 
     Raises:
-        AllocationError: as for `state_of_slots`.
+        AllocationError: an optimizer keeps state that cannot be cleared for a slot: of another
+            shape, of all parameters together, or a step size, without which nothing would move.
     """
     if parameter.grad is not None:
         yield parameter.grad

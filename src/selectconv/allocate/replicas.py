@@ -14,7 +14,6 @@ from selectconv.allocate.optimizers import (
     check_owns,
     spare_shifts,
     state_of,
-    state_of_slots,
 )
 from selectconv.core.allocation import draw_shift
 from selectconv.core.layer import SelectConvNd
@@ -160,7 +159,12 @@ class Replicas:
                     layer, gate = self.layers[name], gates[name]
                     layer_plan.check(gate, len(layer.kernel_size), can_open=layer.shift is not None)
                     if len(layer_plan.opened):
-                        remembered[name] = list(state_of_slots(self.optimizers, layer))
+                        remembered[name] = [
+                            tensor
+                            for parameter in (layer.weight, layer.shift)
+                            if parameter is not None
+                            for tensor in state_of(self.optimizers, parameter)
+                        ]
                 gate[layer_plan.closed] = False
                 gate[layer_plan.opened] = True
         return remembered

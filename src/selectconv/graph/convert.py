@@ -33,7 +33,6 @@ _SELECTIVE: dict[type[nn.Module] | None, type[SelectConvNd]] = {
     nn.Conv2d: SelectConv2d,
     nn.Conv3d: SelectConv3d,
 }
-_FIGURES = range(3, 7)  # columns of figures in a description
 
 
 @torch.inference_mode(False)  # what is made there cannot be trained
@@ -286,11 +285,6 @@ class Description(tuple[ConvRow, ...]):
     path: str
 
     def __str__(self) -> str:
-        return f"{text_table(self._lines(), right=_FIGURES)}\n{self._summary()}"
-
-    __repr__ = __str__  # for notebooks
-
-    def _lines(self) -> list[tuple[str, ...]]:
         table: list[tuple[str, ...]] = [
             ("conv", "weight", "E[X] or why it is plain", "open", "closed", "moved",
              "acts from gamma")
@@ -302,17 +296,17 @@ class Description(tuple[ConvRow, ...]):
             slots = ("-", "-", "-") if row.skipped else (row.open, row.closed, row.moved)
             shape = "x".join(map(str, row.shape))
             table.append((row.name or "(model)", shape, why, *map(str, slots), gamma))
-        return table
-
-    def _summary(self) -> str:
         selective = [row for row in self if not row.skipped]
         closed, moved = sum(row.closed for row in selective), sum(row.moved for row in selective)
-        slots = sum(row.open + row.closed for row in selective)
-        text = (
+        total = sum(row.open + row.closed for row in selective)
+        path = f"; eager mode runs on {self.path}" if selective else ""
+        return (
+            f"{text_table(table, right=range(3, 7))}\n"
             f"{len(selective)} of {len(self)} convs selective; "
-            f"of {slots} slots {closed} closed, {moved} re-allocated"
+            f"of {total} slots {closed} closed, {moved} re-allocated{path}"
         )
-        return f"{text}; eager mode runs on {self.path}" if selective else text
+
+    __repr__ = __str__  # for notebooks
 
 
 def describe(model: nn.Module) -> Description:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import selectconv as sc
 from selectconv.deploy.cost import count_macs, count_params
-from selectconv.lab.zoo.paper import PAPER, models_table
+from selectconv.lab.cli.models import PAPER, count_network
 from tiny_models import allocation_of, select_layers, silence, train
 
 CLASSES = 4
@@ -246,7 +246,7 @@ def test_selective_convs_read_the_batch_norm_of_their_block(name, realloc):
 
 @pytest.fixture(scope="module")
 def table():
-    return {row["name"]: row for row in models_table()}
+    return {name: count_network(name, paper) for name, paper in PAPER.items()}
 
 
 @each_model

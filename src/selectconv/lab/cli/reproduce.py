@@ -12,7 +12,15 @@ from selectconv.errors import RunError, UsageError
 from selectconv.lab.cli.output import check_folder, print_rows
 from selectconv.lab.cli.parser import Argument, count, switch
 from selectconv.lab.reproduce.grid import TABLES, Grid, PlannedRun, load_grid
-from selectconv.lab.reproduce.jobs import LOGS, RUNS, find_state, run_local, threads_of
+from selectconv.lab.reproduce.jobs import (
+    LOGS,
+    RUNS,
+    find_state,
+    import_ray,
+    run_local,
+    run_ray,
+    threads_of,
+)
 from selectconv.lab.train.run_folder import RunFolder, locked
 from selectconv.tables import counted
 
@@ -119,7 +127,6 @@ def run_grid(
         KeyboardInterrupt: the user interrupted; the tables of what is finished are written.
     """
     from selectconv.lab.cli.display import build_bar  # imports torch
-    from selectconv.lab.reproduce.ray_engine import import_ray, run_ray
 
     if engine == "ray":
         import_ray()  # before the folder is made

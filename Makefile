@@ -29,7 +29,7 @@ figures: $(VENV)/.dev
 	$(BIN)/python docs/figures/make_figures.py
 
 architectures: $(VENV)/.dev
-	$(BIN)/python docs/architectures/make_table.py
+	$(BIN)/python -m soak.convs
 	$(BIN)/python -m soak architectures
 
 # Random trials that try to break things: hours. They go on where they stopped.

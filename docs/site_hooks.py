@@ -18,25 +18,16 @@ DOCS = ROOT / "docs"
 # Files outside docs/ that are pages of the site.
 PAGES = {
     "results/README.md": "results.md",
+    "results/SCREENING.md": "screening.md",
+    "results/PROTOCOL.md": "protocol.md",
+    "soak/ARCHITECTURES.md": "architectures.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "README.md": "index.md",
 }
-# Pages that are shown where they exist.
-OPTIONAL = {"reliability.md": "Reliability", "security.md": "Security"}
+SHOWN = {".svg", ".html", ".ipynb"}  # copied with their own names
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)
-
-
-def on_config(config: Any) -> Any:
-    """Add optional pages to the navigation."""
-    guide = next(
-        entry["Guide"] for entry in config.nav if isinstance(entry, dict) and "Guide" in entry
-    )
-    known = [page for entry in guide for page in entry.values()]
-    guide += [{title: name} for name, title in OPTIONAL.items()
-              if (DOCS / name).exists() and name not in known]  # fmt: skip
-    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -99,7 +90,8 @@ def copy_name(path: Path) -> str | None:
     if not path.is_file() or path.is_relative_to(DOCS):
         return None
     inside = path.relative_to(ROOT).as_posix()
-    return None if inside in PAGES else f"source/{inside}.txt"
+    end = "" if path.suffix in SHOWN else ".txt"  # others would be downloaded
+    return None if inside in PAGES else f"source/{inside}{end}"
 
 
 def write_reference() -> str:

@@ -1,4 +1,4 @@
-"""Write the summaries of README, results/README.md and docs/auto_gamma.md, and their figures.
+"""Write the summaries of README, results/README.md and results/SCREENING.md, and their figures.
 
 `make results` calls it.
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
     ROOT / "README.md": "short",
     ROOT / "results" / "README.md": "long",
-    ROOT / "docs" / "auto_gamma.md": "auto",
+    ROOT / "results" / "SCREENING.md": "auto",
 }
 FIGURE, FIGURES = ROOT / "results" / "pairs.svg", ROOT / "results" / "figures"
 BEGIN, END = "<!-- from here: results/make_summary.py -->", "<!-- to here -->"

@@ -1,6 +1,6 @@
 """Every CNN of timm that fits: converted, re-allocated, compressed, saved, loaded, ONNX.
 
-`make architectures` goes on where it stopped, and writes the table of docs/convert.md.
+`make architectures` goes on where it stopped, and writes soak/ARCHITECTURES.md.
 """
 
 import random
@@ -21,7 +21,7 @@ from soak.driver import CRASHED, HUNG, RESULTS, Ended, Wrong, one_line, results_
 from soak.networks import ALL_THE_WAY, WITHOUT_ONNX, Walk, outputs
 
 LIST = Path(__file__).parent / "timm_networks.txt"
-PAGE = Path(__file__).parents[1] / "docs" / "convert.md"
+PAGE = Path(__file__).parent / "ARCHITECTURES.md"
 COUNT = 400  # of the list, in which the small ones of each family come first
 LIMIT_S, CPU_LIMIT_S = 3600, 120  # wall clock, and what counts: a busy machine is no failure
 MOST_PARAMS, MOST_BYTES = 50_000_000, 12 << 30

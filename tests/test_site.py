@@ -35,7 +35,7 @@ def site(tmp_path_factory):
 @pytest.mark.timeout(1000)
 def test_every_page_is_there(site):
     names = {page.name for page in site.glob("*.html")}
-    for name in ("index", "start", "how", "settings", "faq", "reference", "changelog", "results"):
+    for name in ("index", "start", "better", "settings", "reference", "changelog", "results"):
         assert f"{name}.html" in names
 
 

@@ -35,7 +35,6 @@ SMALLER = {
     "bench alloc": ["--repeats=1", "--image-size=8", "--model=mynet:small"],
 }
 UNTRIED = {
-    "selectconv train --model": "a part of a command",
     "selectconv bench": "a part of a command",
     "selectconv bench step|infer|alloc|data": "four commands in one",
     "selectconv report DIR...": "any number of folders",
@@ -43,8 +42,8 @@ UNTRIED = {
     "selectconv train --out runs/first --resume": "needs a checkpoint; test_resume.py resumes runs",
     "selectconv data digest cifar10": "needs the images; test_train_command.py has a digest",
     "selectconv reproduce TABLE --scale reduced --time": "measures for an hour",
+    "selectconv reproduce table1 --scale full --no-run --out all": "of test_reproduce_command.py",
     "selectconv models": "builds all networks; test_cli.py does it",
-    "python -m selectconv train": "a part of a command",
     "python examples/fetch_fashion_mnist.py": "needs apt; test_examples.py has one of its own",
     "python examples/smaller.py": "test_examples.py runs it",
     "python benchmarks/greedy_gap.py": "takes minutes",

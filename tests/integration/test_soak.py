@@ -74,7 +74,7 @@ def test_a_trial_depends_on_seed_and_number_alone(tmp_path):
 
 def test_the_page_says_what_the_results_say():
     assert describe_results(0) in PAGE.read_text(encoding="utf-8"), "python -m soak summary"
-    page = (ROOT / "docs" / "convert.md").read_text(encoding="utf-8")
+    page = (ROOT / "soak" / "ARCHITECTURES.md").read_text(encoding="utf-8")
     assert describe_steps() in page, "python -m soak architectures"
 
 

@@ -1,7 +1,6 @@
 """The table of operations: each stands once, is found under all its names, and all read it."""
 
 import operator
-from pathlib import Path
 
 import pytest
 import torch
@@ -70,15 +69,6 @@ def test_every_name_is_that_of_something_and_stands_once():
 )
 def test_functions_and_methods(node, family):
     assert family_of(node, None) is family
-
-
-def test_the_page_lists_what_a_file_takes():
-    modules = sorted(f"`{module.__name__}`" for row in TABLE for module in row.modules)
-    names = sorted(f"`{name}`" for row in TABLE for name in row.names)
-    page = (Path(__file__).parents[3] / "docs" / "deploy.md").read_text()
-    shown = page.split("<!-- begin of the list -->")[1].split("<!-- end of the list -->")[0]
-    wanted = f"Modules: {' '.join(modules)}. Functions and methods: {' '.join(names)}."
-    assert shown.split() == wanted.split(), wanted
 
 
 def test_modules_by_exact_type_or_by_package_and_name():

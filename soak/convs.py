@@ -1,22 +1,19 @@
-"""Convert networks of timm and torchvision, and write what became of their convs into convert.md.
+"""Convert networks of timm and torchvision, and list what became of their convs.
 
-Run it with `make architectures`; both packages come with `selectconv[test]`.
+`make architectures` runs it; both packages come with `selectconv[test]`.
 """
 
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 import selectconv as sc
+from soak.architectures import PAGE, import_timm
+from soak.driver import fill_page
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "convert.md"
-BEGIN, END = "<!-- begin of the table -->", "<!-- end of the table -->"
 IMAGE, LARGE_IMAGE, VIDEO = (1, 3, 224, 224), (1, 3, 299, 299), (1, 3, 8, 112, 112)
 
 TORCHVISION = {
@@ -92,18 +89,11 @@ def short(reason: str) -> str:
 
 
 def main() -> None:
-    """Rewrite the table in convert.md."""
-    sys.path.insert(0, str(ROOT / "tests" / "support"))
-    import torchvision_shim
-
-    torchvision_shim.install()
+    """Rewrite the table of soak/ARCHITECTURES.md."""
+    import_timm()
     warnings.simplefilter("ignore")  # about the initialisation of weights, by torchvision
     head = "| network | convs | closed form | observed | left plain |\n|---|---|---|---|---|"
-    rows = [row(*network) for network in networks()]
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    table = "\n".join([BEGIN, head, *rows, END])
-    PAGE.write_text(f"{before}{table}{after}", encoding="utf-8")
+    fill_page(PAGE, "table", "\n".join([head, *(row(*network) for network in networks())]))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ ROOMS = {
     "cli": Room(10, 747, 0),
 }
 MOST_STATEMENTS, MOST_FUNCTIONS = 9923, 905
-MOST_IN_TESTS = 12_116
+MOST_IN_TESTS = 11_977
 # soak/, benchmarks/, results/, examples/ and docs/: no place to hide statements.
 MOST_BESIDE = 2955
 MOST_LINES, LONGEST_FUNCTION = 400, 50  # of a file; of a function, without its docstring

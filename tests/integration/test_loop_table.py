@@ -21,7 +21,16 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 import selectconv as sc
-from tiny_models import allocation_of, assert_same, conv_net, images, outputs, select_layers
+from tiny_models import (
+    allocation_of,
+    assert_same,
+    conv_net,
+    decay,
+    images,
+    outputs,
+    select_layers,
+    shifted_net,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "loops.md"
 X, LABELS = images()
@@ -74,19 +83,12 @@ def run(model, optimizer, allocator, epochs=range(3), after=lambda epoch: None, 
 
 def fades(optimizer_of):
     """Check that weights decay and shifts do not, also those of a group that is added later."""
-    model = conv_net()
-    for layer in select_layers(model).values():
-        nn.init.uniform_(layer.shift, -1.5, 1.5)
+    model = shifted_net()
     optimizer = optimizer_of(model)
     build(model, optimizer)
-    before = {name: p.detach().abs().mean() for name, p in model.named_parameters()}
-    for _ in range(50):
-        for parameter in model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()
-    for name, layer in select_layers(model).items():
-        assert layer.weight.detach().abs().mean() < 0.9 * before[f"{name}.weight"]
-        assert layer.shift.detach().abs().mean() > 0.99 * before[f"{name}.shift"]
+    left = decay(optimizer, model)
+    for name in select_layers(model):
+        assert left[f"{name}.weight"] < 0.9 < 0.99 < left[f"{name}.shift"]
 
 
 # Optimizers

@@ -71,6 +71,28 @@ def select_layers(model: nn.Module) -> dict[str, SelectConvNd]:
     return {name: m for name, m in model.named_modules() if isinstance(m, SelectConvNd)}
 
 
+def shifted_net() -> nn.Sequential:
+    """`conv_net` with drawn shifts."""
+    model = conv_net()
+    for layer in select_layers(model).values():
+        nn.init.uniform_(layer.shift, -1.5, 1.5)
+    return model
+
+
+def decay(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, float]:
+    """Step without gradients, so that nothing acts but weight decay; return what is left."""
+    before = {name: p.detach().abs().mean().item() for name, p in model.named_parameters()}
+    for _ in range(50):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+    return {
+        name: parameter.detach().abs().mean().item() / before[name]
+        for name, parameter in model.named_parameters()
+        if before[name] > 0
+    }
+
+
 def silence(model: nn.Module, fraction: float = 0.25) -> dict[str, list[int]]:
     """Scale the weights of a fraction of each layer's slots by 1e-9; return which, by layer.
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import selectconv as sc
-from tiny_models import conv_net, dense_net, select_layers
+from tiny_models import conv_net, decay, dense_net, select_layers, shifted_net
 
 
 def ids(parameters):
@@ -91,27 +91,6 @@ OPTIMIZERS = {
         0.1,
     ),
 }
-
-
-def decay(optimizer, model, steps=50):
-    """Step without gradients: nothing acts but weight decay."""
-    before = {name: p.detach().abs().mean().item() for name, p in model.named_parameters()}
-    for _ in range(steps):
-        for parameter in model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()
-    return {
-        name: parameter.detach().abs().mean().item() / before[name]
-        for name, parameter in model.named_parameters()
-        if before[name] > 0
-    }
-
-
-def shifted_net():
-    model = conv_net()
-    for layer in select_layers(model).values():
-        torch.nn.init.uniform_(layer.shift, -1.5, 1.5)
-    return model
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

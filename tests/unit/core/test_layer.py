@@ -754,23 +754,6 @@ def test_random_weights_come_from_the_layers_initialisation(weight_std):
     assert not torch.allclose(layer(torch.ones(1, 16, 2, 2)), expected)
 
 
-@pytest.mark.parametrize("init", ["zero", "random"])
-def test_realloc_draws_from_the_generator_only(init):
-    layer = closed_layer(closed=range(3, 8))
-
-    def run(seed):
-        trial = copy.deepcopy(layer)
-        trial.realloc(init=init, generator=torch.Generator().manual_seed(seed))
-        return snapshot(trial)
-
-    before, first = torch.get_rng_state(), run(1)
-    again, other = run(1), run(2)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(first[key], again[key]) for key in first)
-    assert not torch.equal(first["shift"], other["shift"])
-    assert torch.equal(first["weight"], other["weight"]) is (init == "zero")
-
-
 def test_realloc_of_an_open_layer_draws_nothing():
     layer = with_batch_norm(make_layer())
     before, random_state = snapshot(layer), torch.get_rng_state()

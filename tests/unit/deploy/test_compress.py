@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
 import selectconv as sc
 from architectures import ARCHITECTURES
@@ -392,20 +391,6 @@ def test_a_compressed_model_is_plain(name, tmp_path):
     torch.testing.assert_close(sc.load_compressed(tmp_path / "small")(x), y)
     small.train()(x).sum().backward()
     assert all(parameter.grad is not None for parameter in small.parameters())
-
-
-@pytest.mark.filterwarnings("ignore")  # torch's own
-def test_a_compressed_model_is_taken_by_torchs_tools():
-    small, x = compressed("dense, norms that activate")
-    y = small(x)
-    torch.testing.assert_close(torch.fx.symbolic_trace(small)(x), y)
-    torch.testing.assert_close(torch.jit.trace(small, x)(x), y)
-    torch.testing.assert_close(torch.jit.script(small)(x), y)
-    torch.testing.assert_close(torch.export.export(small, (x,)).module()(x), y)
-    qconfigs = torch.ao.quantization.get_default_qconfig_mapping("x86")
-    prepared = prepare_fx(small, qconfigs, (x,))
-    prepared(x)
-    assert (convert_fx(prepared)(x) - y).norm() < 0.1 * y.norm()
 
 
 def test_filters_of_a_functional_conv_are_removed():

@@ -184,22 +184,6 @@ def test_outputs_are_bit_equal(training, options):
         torch.testing.assert_close(ours.grad, theirs.grad, msg=name)
 
 
-def test_hooks_and_their_handles_are_kept():
-    model, calls = small_net(), []
-    handles = [
-        model.spatial.register_forward_hook(lambda *_: calls.append("forward")),
-        model.spatial.register_forward_pre_hook(lambda *_: calls.append("before")),
-        model.spatial.register_full_backward_hook(lambda *_: calls.append("backward")),
-    ]
-    sc.convert(model)
-    model(image()).sum().backward()
-    assert sorted(calls) == ["backward", "before", "forward"]
-    for handle in handles:
-        handle.remove()
-    model(image()).sum().backward()
-    assert len(calls) == 3
-
-
 def test_mixed_training_flags_are_kept():
     model = small_net()
     model.norm1.eval()

@@ -104,15 +104,19 @@ def try_environment(name: str, python: str) -> list[str]:
     said = run(python, *TESTS, fails=True)
     (ROOT / "dist").mkdir(exist_ok=True)
     (ROOT / "dist" / f"compat-{name}.txt").write_text(said, encoding="utf-8")
-    counts = dict.fromkeys(("passed", "skipped", "failed", "error"), "0")
-    counts |= {what: count for count, what in re.findall(r"(\d+) ([a-z]+)", said.splitlines()[-1])}
-    warnings = sorted(set(re.findall(r"(?m)^  \S+:\d+: (\w+Warning: .{0,80})", said)))
+    last = re.findall(r"(\d+) (passed|skipped|failed|error)", said.splitlines()[-1])
+    passed, skipped, failed, errors = (
+        sum(int(count) for count, what in last if what == which)
+        for which in ("passed", "skipped", "failed", "error")
+    )
+    pattern = r"(?m)^  \S+:\d+: (\w+Warning: .{0,80})"
+    warnings = sorted(set(re.findall(pattern, re.sub(r" \(pid=\d+\)", "", said))))
     run(python, __file__, "--write")
-    versions = run(python, "-c", SEEN).split()
-    failed = str(int(counts["failed"]) + int(counts["error"]))
-    cells = (name, *versions, counts["passed"], counts["skipped"], failed, str(len(warnings)),
+    # A run that ended before its first test has failed.
+    cells = (name, *run(python, "-c", SEEN).split(), passed, skipped,
+             failed + errors if passed else "all", len(warnings),
              datetime.date.today().isoformat())  # fmt: skip
-    return [f"| {' | '.join(cells)} |", *(f"- {name}: {warning}" for warning in warnings)]
+    return [f"| {' | '.join(map(str, cells))} |", *(f"- {name}: {one}" for one in warnings)]
 
 
 def update(page: str, name: str, lines: list[str]) -> str:
@@ -128,14 +132,17 @@ def update(page: str, name: str, lines: list[str]) -> str:
 
 
 def main(*names: str) -> None:
-    """Try these environments, or all of them; `NAME=PYTHON`: one that is there already."""
+    """Try these environments, or all; `NAME=PYTHON`: one that is there. Names those that failed."""
     if names == ("--write",):
         return write_file()
+    failed = []
     for name, _, python in (word.partition("=") for word in names or ENVIRONMENTS):
         with tempfile.TemporaryDirectory(prefix="compat-") as home:
             lines = try_environment(name, python or make_environment(name, Path(home)))
         PAGE.write_text(update(PAGE.read_text(encoding="utf-8"), name, lines), encoding="utf-8")
-        print(*lines, sep="\n")
+        print(*lines, sep="\n", flush=True)
+        failed += [name] if lines[0].split(" | ")[7] != "0" else []
+    sys.exit(", ".join(failed) or 0)
 
 
 if __name__ == "__main__":

@@ -192,7 +192,8 @@ def _axes(value: Any, dynamic: str | None) -> dict[int, Any] | None:
     if not isinstance(value, Tensor):
         return None
     if dynamic is None:
-        return {0: torch.export.Dim("batch")}
+        # torch 2.7 wants to know that a batch is smaller than the end of the slice in x[:, 1:].
+        return {0: torch.export.Dim("batch", max=2**31 - 1)}
     names = ("depth", "height", "width")[max(0, 5 - value.ndim) :]
     return {0: "batch", **dict(enumerate(names, start=2))}
 

@@ -37,22 +37,16 @@ class ChannelMethod:
     Attributes:
         step: acts on the channels after an epoch (0-based); the report is false if nothing changed.
         regularize: adds the gradient of a penalty, after `backward` and before the step.
-        num_closed: counts the closed channels for a line of metrics, where they are not slots.
+        counts: counts the channels that are `moved` and `closed`, for a line of metrics.
         state_dict: returns what resuming needs beyond the model; None: nothing.
         load_state_dict: continues from what `state_dict` returned.
     """
 
     step: Callable[[int], AllocationReport] = change_nothing
     regularize: Callable[[], None] = do_nothing
-    num_closed: Callable[[], int] | None = None
+    counts: Callable[[nn.Module], dict[str, int]] = count_slots
     state_dict: Callable[[], dict[str, Any] | None] = do_nothing
     load_state_dict: Callable[[Any], None] = do_nothing
-
-    def counts(self, model: nn.Module) -> dict[str, int]:
-        """Count the channels that are `moved` and `closed`, for a line of metrics."""
-        if self.num_closed is not None:
-            return {"moved": 0, "closed": self.num_closed()}
-        return count_slots(model)
 
 
 def plain(
@@ -96,7 +90,11 @@ def learned_groups(
 ) -> ChannelMethod:
     """Condense CondenseNet's learned group convolutions; an input that a group drops is closed."""
     condenser = Condenser(model, total_epochs=config.epochs, group_lasso=config.group_lasso)
-    return ChannelMethod(condenser.step, condenser.regularize, condenser.num_dropped)
+    return ChannelMethod(
+        condenser.step,
+        condenser.regularize,
+        lambda _: {"moved": 0, "closed": condenser.num_dropped()},
+    )
 
 
 def slimming(
@@ -104,4 +102,6 @@ def slimming(
 ) -> ChannelMethod:
     """Slim a plain network of the zoo; a filter that was cut out is closed."""
     slimmer = Slimmer(config, info, model)
-    return ChannelMethod(slimmer.step, slimmer.regularize, slimmer.num_cut)
+    return ChannelMethod(
+        slimmer.step, slimmer.regularize, lambda _: {"moved": 0, "closed": slimmer.num_cut()}
+    )

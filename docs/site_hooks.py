@@ -21,6 +21,7 @@ PAGES = {
     "results/SCREENING.md": "screening.md",
     "results/PROTOCOL.md": "protocol.md",
     "soak/ARCHITECTURES.md": "architectures.md",
+    "soak/CAMPAIGNS.md": "campaigns.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "README.md": "index.md",

@@ -1,6 +1,6 @@
 """The command: `python -m soak NAME [NAME ...] [--seed N] [--count N]`; without names: all.
 
-`summary` writes the table of docs/reliability.md from the results. `architectures`, which is not
+`summary` writes the table of soak/CAMPAIGNS.md from the results. `architectures`, which is not
 among "all", takes the CNNs of timm through all steps and writes soak/ARCHITECTURES.md;
 `architectures_quick` leaves out ONNX.
 """

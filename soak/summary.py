@@ -1,4 +1,4 @@
-"""Writes the results of all campaigns into docs/reliability.md."""
+"""Writes the results of all campaigns into soak/CAMPAIGNS.md."""
 
 from collections import Counter
 from pathlib import Path
@@ -8,7 +8,7 @@ from soak.driver import RESULTS, WRONG, load_campaign, one_line, results_of
 
 # In the order in which they run.
 CAMPAIGNS = ("networks", "filters", "damage", "calls", "pairs", "kills", "full_disk", "ranks")
-PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
+PAGE = Path(__file__).parent / "CAMPAIGNS.md"
 HEAD = "| campaign | wanted | trials | how they ended | wrong |\n|---|---|---|---|---|"
 MOST = 12  # findings that are listed
 

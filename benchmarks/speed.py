@@ -111,7 +111,7 @@ def measure_pruning(subject: Subject, repeats: int) -> Rows:
         networks["Torch-Pruning"] = _prune(plain, x, sc.count(networks["filters"], x).macs)
     has_openvino = find_spec("openvino") is not None
     runtimes = (*RUNTIMES, *(["openvino"] if has_openvino else []))
-    return _compare("pruning", subject, networks, repeats, runtimes)
+    return _compare("pruning", subject, networks, repeats, runtimes, BATCHES[:2])
 
 
 def _open(network: nn.Module, example: Tensor, runtime: str) -> Callable[[Tensor], object]:
@@ -134,15 +134,16 @@ def _compare(
     networks: dict[str, nn.Module],
     repeats: int,
     runtimes: Iterable[str] = RUNTIMES,
+    batches: Iterable[int] = BATCHES,
 ) -> Rows:
-    """Time networks over the plain one, for each batch, eager and in ONNX Runtime."""
+    """Time networks over the plain one, for each runtime and batch."""
     rows = []
     images = subject.draw_images()  # the largest batch
     costs = {way: sc.count(network, images[:1]) for way, network in networks.items()}
     dense = costs["plain"]
     for runtime in runtimes:
         opened = {way: _open(net, images[:2], runtime) for way, net in networks.items()}
-        for batch in BATCHES:
+        for batch in batches:
             sides = {way: partial(run, images[:batch]) for way, run in opened.items()}
             about = f"{subject.model}, {runtime}, batch {batch}"
             with torch.inference_mode():
@@ -326,13 +327,15 @@ def shifts_table() -> str:
 def pruning_table() -> str:
     """Half of the multiply-adds, beside Torch-Pruning."""
     lines, rows = read("pruning"), []
+    runtimes = ("eager", "ONNX", "OpenVINO")
+    by_batch = "|".join(f"{words}, {batch}" for words in runtimes for batch in BATCHES[:2])
     for name, way in product(PRUNING, WAYS):
         own = _of(lines, network=name, way=way)
         if not own:
             continue
         sizes = (f"{own[0][key]:.2f}" for key in ("macs_ratio", "params_ratio"))
         rows.append((name, way, *sizes, *(f"{line['value']:.2f}" for line in own)))
-    heads = f"network|way|multiply-adds|parameters|{_BY_BATCH}"
+    heads = f"network|way|multiply-adds|parameters|{by_batch}"
     return _table(heads, rows, 2, f"{_when(lines)}.")
 
 

@@ -76,8 +76,8 @@ def as_table(head: str, rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([head, *("| " + " | ".join(cells) + " |" for cells in rows)])
 
 
-def write_short() -> str:
-    """Compare select with plain, one line per training."""
+def write_short(model: str = "") -> str:
+    """Compare select with plain, one line per training, of all networks or of one."""
     head = """\
 | training | plain | select | relative change: error | p | loss | p | cost |
 |---|---|---|---|---|---|---|---|"""
@@ -91,6 +91,7 @@ def write_short() -> str:
             show_costs(found["error"].against, found["error"].row),
         ]
         for group, missing, found in load_pairs()
+        if model in ("", group.config["model"])
     ]
     return as_table(head, rows)
 
@@ -297,8 +298,8 @@ def read_measure(folder: str, method: str, seed: int, measure: str) -> float:
 
 
 def write_long() -> str:
-    """Say all findings, grid by grid, then list the screening."""
-    lines: list[str] = []
+    """Compare select with plain, say all findings, grid by grid, then list the screening."""
+    lines = [write_short(), ""]
     for table, group, findings in load_groups():
         title = f"### [`{table}`]({table}/tables.md)"
         if (findings or draw_group(table, group)) and title not in lines:
@@ -333,7 +334,7 @@ def fill(page: str, summary: str) -> str:
 
 def write_pages() -> dict[Path, str]:
     """Write the pages, with what the runs say between their marks, and the figure."""
-    summaries = {"short": write_short(), "long": write_long(), "auto": write_auto()}
+    summaries = {"short": write_short("densenet40"), "long": write_long(), "auto": write_auto()}
     pages = {
         path: fill(path.read_text(encoding="utf-8"), summaries[kind])
         for path, kind in PAGES.items()

@@ -99,16 +99,15 @@ def measure_compressed(subject: Subject, repeats: int) -> Rows:
 
 
 def measure_pruning(subject: Subject, repeats: int) -> Rows:
-    """Time networks of half the multiply-adds: ours, and Torch-Pruning's."""
+    """Time networks of half the multiply-adds: Torch-Pruning's, and ours with as many as it has."""
     plain, x = subject.build_network("plain").eval(), subject.draw_images()[:1]
     _draw_norms(plain)
-    networks = {
-        "plain": plain,
-        "slots": _deallocate(plain, x, 0.5, "slot"),
-        "filters": _deallocate(plain, x, 0.5, "filter"),
-    }
+    share, pruned, dense = 0.5, {}, sc.count(plain, x).macs
     if subject.model != "resnet164":  # Torch-Pruning 1.6 fails on its zero-padded trunk
-        networks["Torch-Pruning"] = _prune(plain, x, sc.count(networks["filters"], x).macs)
+        pruned["Torch-Pruning"] = _prune(plain, x, dense // 2)
+        share = sc.count(pruned["Torch-Pruning"], x).macs / dense
+    ours = {f"{one}s": _deallocate(plain, x, share, one) for one in ("slot", "filter")}
+    networks = {"plain": plain, **ours, **pruned}
     has_openvino = find_spec("openvino") is not None
     runtimes = (*RUNTIMES, *(["openvino"] if has_openvino else []))
     return _compare("pruning", subject, networks, repeats, runtimes, BATCHES[:2])

@@ -36,7 +36,6 @@ SMALLER = {
 }
 UNTRIED = {
     "selectconv bench": "a part of a command",
-    "selectconv bench step|infer|alloc|data": "four commands in one",
     "selectconv report DIR...": "any number of folders",
     "selectconv data fetch fashion-mnist": "needs a network; tests of fetching have their own",
     "selectconv train --out runs/first --resume": "needs a checkpoint; test_resume.py resumes runs",
@@ -50,6 +49,7 @@ UNTRIED = {
     "python benchmarks/shifted_convs.py": "takes minutes",
     "python benchmarks/gather_cost.py": "takes minutes",
     "python benchmarks/speed.py": "takes an hour",
+    "python benchmarks/speed.py pruning": "takes half an hour",
 }
 # What the pages leave to the reader; and one run for all commands that read one.
 FILLED = {

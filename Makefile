@@ -38,6 +38,7 @@ soak: $(VENV)/.dev
 
 tutorial: $(VENV)/.dev
 	$(BIN)/python docs/tutorial/make_start.py
+	$(BIN)/jupyter execute --inplace examples/look_inside.ipynb
 
 # The documentation site, strictly and offline, into site/.
 docs: $(VENV)/.dev

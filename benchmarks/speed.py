@@ -1,7 +1,7 @@
-"""The measurements behind docs/speed.md, and its tables.
+"""The measurements behind docs/speed.md, and their tables.
 
     python benchmarks/speed.py [step masked trainer compressed ...] [--repeats 7]
-    python benchmarks/speed.py --tables    # write the tables of docs/speed.md from the results
+    python benchmarks/speed.py --tables    # write the tables of both pages from the results
 
 Each section is measured network by network, and saved to results/speed_SECTION.jsonl, in which the
 lines of that network are replaced. CPU time, one thread, all sides of a comparison in turn. Leave
@@ -41,7 +41,7 @@ from selectconv.lab.bench.timing import Rows, compare, open_network
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
-PAGE = ROOT / "docs" / "speed.md"
+PAGES = (ROOT / "docs" / "speed.md", ROOT / "benchmarks" / "SPEED.md")
 
 # Networks by section: what `--model` of `selectconv bench` takes, image size, batch size.
 STEP = {
@@ -338,7 +338,20 @@ def pruning_table() -> str:
     return _table(heads, rows, 2, f"{_when(lines)}.")
 
 
+def halves_table() -> str:
+    """Half of the multiply-adds: the smallest and the largest time of all networks."""
+    lines, rows = read("pruning"), []
+    for way in WAYS:
+        times = [
+            [line["value"] for line in _of(lines, way=way, runtime=runtime)]
+            for runtime in (*RUNTIMES, "openvino")
+        ]
+        rows.append([way, *(f"{min(own):.2f} to {max(own):.2f}" for own in times)])
+    return _table("way|eager|ONNX Runtime|OpenVINO", rows, 1, f"{_when(lines)}.")
+
+
 TABLES = {
+    "halves": halves_table,
     "pruning": pruning_table,
     "step": step_table,
     "trainer": trainer_table,
@@ -348,21 +361,22 @@ TABLES = {
 
 
 def write_tables() -> None:
-    """Replace the tables of the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    for name, table in TABLES.items():
-        begin, end = f"<!-- begin of {name} -->\n", f"<!-- end of {name} -->"
-        before, marker, rest = text.partition(begin)
-        assert marker, f"{PAGE} has no place for the table {name!r}"
-        text = f"{before}{begin}{table()}\n{end}{rest.partition(end)[2]}"
-    PAGE.write_text(text, encoding="utf-8")
+    """Replace the tables of the pages."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for name, table in TABLES.items():
+            begin, end = f"<!-- begin of {name} -->\n", f"<!-- end of {name} -->"
+            before, marker, rest = text.partition(begin)
+            if marker:
+                text = f"{before}{begin}{table()}\n{end}{rest.partition(end)[2]}"
+        page.write_text(text, encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sections", nargs="*", help=f"of {', '.join(SECTIONS)}; none: all")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--tables", action="store_true", help="only write docs/speed.md's tables")
+    parser.add_argument("--tables", action="store_true", help="only write the tables")
     options = parser.parse_args()
     sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
     import torchvision_shim  # lets timm be imported with torch for CPUs

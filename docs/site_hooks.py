@@ -20,6 +20,7 @@ PAGES = {
     "results/README.md": "results.md",
     "results/SCREENING.md": "screening.md",
     "results/PROTOCOL.md": "protocol.md",
+    "benchmarks/SPEED.md": "speed_tables.md",
     "soak/ARCHITECTURES.md": "architectures.md",
     "soak/CAMPAIGNS.md": "campaigns.md",
     "CHANGELOG.md": "changelog.md",

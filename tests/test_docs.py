@@ -9,7 +9,7 @@ import selectconv as sc
 from scripts import load_script
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("[drs]*/*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("[bdrs]*/*.md"))]
 STORY = ROOT / "docs" / "start.md"  # one story: its blocks need each other
 BLOCKS = [
     pytest.param(block, id=f"{page.name}-{number}")

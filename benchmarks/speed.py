@@ -313,14 +313,14 @@ def compressed_table() -> str:
 
 def shifts_table() -> str:
     """Shifts in ONNX Runtime."""
-    lines = read("shifts")
-    rows = []
-    for name, subject in SHIFTS.items():
-        words = f"compressed, {KINDS['moved']}"
-        own = [line for line in _of(lines, network=name) if words in line["case"]]
-        side, macs = subject.image_size, own[0]["macs_ratio"]
-        rows.append((f"{name}, {side}x{side}", _cell(own, words), f"{macs:.2f}"))
-    return _table("network|time|multiply-adds", rows, 1, f"{_MEDIAN}; {_when(lines)}.")
+    lines, rows = read("shifts"), []
+    for (name, subject), kind in product(SHIFTS.items(), ("moved", "whole")):
+        words = f"compressed, {KINDS[kind]} "
+        own = [line for line in _of(lines, network=name) if words in f"{line['case']} "]
+        side, shifts = subject.image_size, {"moved": "learned", "whole": "whole pixels"}[kind]
+        macs = f"{own[0]['macs_ratio']:.2f}"
+        rows.append((f"{name}, {side}x{side}", shifts, _cell(own, ""), macs))
+    return _table("network|shifts|time|multiply-adds", rows, 2, f"{_MEDIAN}; {_when(lines)}.")
 
 
 def pruning_table() -> str:

@@ -33,21 +33,21 @@ class Room:
 # The wall stands between the library (up to `integrations`) and the laboratory, `lab/`.
 ROOMS = {
     "root": Room(0, 219, 5),
-    "core": Room(1, 1536, 11),
-    "graph": Room(2, 1262, 6),
-    "deploy": Room(3, 1020, 5),
-    "allocate": Room(4, 1298, 4),
+    "core": Room(1, 1584, 12),
+    "graph": Room(2, 1287, 6),
+    "deploy": Room(3, 1011, 5),
+    "allocate": Room(4, 1312, 4),
     "integrations": Room(5, 172, 0),
     "zoo": Room(6, 406, 5),
     "data": Room(6, 770, 4),
-    "train": Room(7, 1078, 7),
-    "bench": Room(8, 246, 3),
+    "train": Room(7, 1076, 7),
+    "bench": Room(8, 247, 3),
     "reproduce": Room(8, 239, 2),
     "report": Room(9, 930, 2),
     "cli": Room(10, 747, 0),
 }
-MOST_STATEMENTS, MOST_FUNCTIONS = 9923, 905
-MOST_IN_TESTS = 11_977
+MOST_STATEMENTS, MOST_FUNCTIONS = 10_000, 907
+MOST_IN_TESTS = 12_000
 # soak/, benchmarks/, results/, examples/ and docs/: no place to hide statements.
 MOST_BESIDE = 2955
 MOST_LINES, LONGEST_FUNCTION = 400, 50  # of a file; of a function, without its docstring

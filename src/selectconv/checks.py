@@ -108,6 +108,9 @@ def check_path(name: str, value: str | os.PathLike[str]) -> Path:
 def warn(message: str) -> None:
     """Warn of something that a user can act on, at the line that called the package."""
     level, frame = 1, sys._getframe()
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith("selectconv."):
+    # Decorators of torch stand between.
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(
+        ("selectconv.", "torch.")
+    ):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, SelectConvWarning, stacklevel=level)

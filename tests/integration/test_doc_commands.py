@@ -25,7 +25,7 @@ from selectconv.lab.train import estimate
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "README.md",
-         *sorted((ROOT / "docs").glob("*.md"))]  # fmt: skip
+         ROOT / "benchmarks" / "SPEED.md", *sorted((ROOT / "docs").glob("*.md"))]  # fmt: skip
 SMALLER = {
     "train": ["--dry-run"],
     "reproduce": ["--dry-run"],

@@ -115,6 +115,68 @@ def _():
     )
 
 
+@does(
+    "a group of shifts alone, with the weights' decay; a schedule that sets the decay of all groups"
+)
+def _():
+    def alone(model):
+        params = list(model.parameters())
+        groups = [{"params": [p for p in params if p.ndim == axes]} for axes in (1, 2, 4)]
+        return torch.optim.SGD(groups, 0.1, weight_decay=0.05)
+
+    def scheduled(model):
+        optimizer = torch.optim.SGD(sc.param_groups(model), 0.1)
+        for group in optimizer.param_groups:
+            group["weight_decay"] = 0.05
+        return optimizer
+
+    fades(alone)
+    fades(scheduled)
+
+
+@does("a fine-tuning with an optimizer of its own, and no allocator")
+def _():
+    model = shifted_net()
+    left = decay(torch.optim.SGD(model.parameters(), 0.1, weight_decay=0.05), model)
+    assert left["conv1.weight"] < 0.9 < 0.99 < left["conv1.shift"]
+
+
+@does("one optimizer for two models, each with an allocator")
+def _():
+    ours, theirs = conv_net(), conv_net()
+    both = nn.ModuleList([ours, theirs])
+    optimizer = torch.optim.SGD(both.parameters(), 0.1, 0.9, weight_decay=1e-4)
+    _, _, one = build(ours, optimizer)
+    _, _, other = build(theirs, optimizer)
+    run(ours, optimizer, one, after=lambda epoch: train(theirs, optimizer))
+    run(theirs, optimizer, other)
+    assert len(optimizer.param_groups[0]["params"]) == 2 * len(list(ours.parameters()))
+
+
+@does("timm's Lookahead, SAM and other optimizers around an optimizer")
+def _():
+    optim = pytest.importorskip("timm.optim")
+    fades(lambda model: optim.create_optimizer_v2(model, "lookahead_adamw", 1e-2, 1.0))
+    model = conv_net()
+    optimizer = optim.create_optimizer_v2(model, "lookahead_momentum", 0.1, 1e-4)
+    run(model, optimizer, sc.ChannelAllocator(model, optimizer, total_epochs=8, gamma=0.3))
+    for layer in select_layers(model).values():
+        seen = optimizer._base_optimizer.state[layer.weight]
+        fresh = layer.weight.abs().sum(dim=(0, 2, 3)) == 0
+        assert fresh.any()
+        for value in seen.values():
+            assert not value[:, fresh].any()
+
+
+@does("`optimizer.step` is interrupted, and its state saved")
+def _():
+    model = shifted_net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, weight_decay=0.05)
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(lambda: 1 / 0)
+    torch.optim.SGD(model.parameters(), 0.1).load_state_dict(optimizer.state_dict())
+
+
 @does("`add_param_group` in mid-run, for a part that was frozen")
 def _():
     model = conv_net()
@@ -293,6 +355,34 @@ def _():
         its.zero_grad()
 
     run(model, optimizer, allocator, after=train_other)
+
+
+@does("`ModelEmaV3` is restored without its state, and updated")
+def _():
+    utils = pytest.importorskip("timm.utils")
+    trained, _, before = build()
+    run(trained, before.optimizer, before, range(2))
+    model = conv_net()
+    ema, optimizer = utils.ModelEmaV3(model), sgd(model)
+    model.load_state_dict(trained.state_dict())
+    _, _, allocator = build(model, optimizer, followers=[ema])
+    allocator.load_state_dict(before.state_dict())
+    run(model, optimizer, allocator, range(2, 4), after=lambda epoch: ema.update(model))
+
+
+@does("a teacher inside the model averages the rest of it")
+def _():
+    model = nn.ModuleDict({"student": conv_net()})
+    model["teacher"] = copy.deepcopy(model["student"]).requires_grad_(False)
+    model.forward = model["student"].forward
+
+    @torch.no_grad()
+    def average(epoch):
+        pairs = zip(model["teacher"].parameters(), model["student"].parameters(), strict=True)
+        for mean, value in pairs:
+            mean.lerp_(value, 0.1)
+
+    run(*build(model), after=average)
 
 
 @does("a follower is restored without its state")

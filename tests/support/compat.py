@@ -109,7 +109,7 @@ def try_environment(name: str, python: str) -> list[str]:
         sum(int(count) for count, what in last if what == which)
         for which in ("passed", "skipped", "failed", "error")
     )
-    pattern = r"(?m)^  \S+:\d+: (\w+Warning: .{0,80})"
+    pattern = r"(?m)^  \S+:\d+: (\w+Warning: .{0,40})"
     warnings = sorted(set(re.findall(pattern, re.sub(r" \(pid=\d+\)", "", said))))
     run(python, __file__, "--write")
     # A run that ended before its first test has failed.

@@ -6,6 +6,7 @@ followers and on the optimizer's state. It owns no loop, wraps nothing, never ca
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, NoReturn, overload
 
 import torch
@@ -136,6 +137,7 @@ class ChannelAllocator:
             if example_input is None:
                 raise ValueError("`granularity` 'filter' needs an `example_input`.")
             self.filters = Filters(self.model, example_input)
+            self.filters.check(self._replicas.trained_by)
         self.budget = None
         if self.settings.target:
             self.budget = Budget(self.model, self.settings, example_input, self.filters)
@@ -335,25 +337,25 @@ class ChannelAllocator:
                 changed.
         """
         self.state = AllocatorState.from_dict(state, self.settings, like=self.state)
+        self._replicas.look_at_followers()
         if self.filters is not None:
             self.filters.load_moments(state.get("observed", {}))
 
     def __repr__(self) -> str:
-        shown = {**asdict(self.settings), "layers": len(self.layers)}
-        shown |= {"last_epoch": self.last_epoch, **count_slots(self.model)}
+        counts = {"layers": len(self.layers), **count_slots(self.model)}
+        shown = {**asdict(self.settings), "last_epoch": self.last_epoch, **counts}
         words = ", ".join(f"{name}={value!r}" for name, value in shown.items())
         return f"{type(self).__name__}({words})"
 
-    def _act(
-        self, epoch: int | None, *, closes: bool = True, reopens: bool = False
-    ) -> AllocationPlan:
-        """Decide, agree and act. If any of it fails, no random numbers are used up either."""
+    def _act(self, epoch: int | None, closes: bool = True, reopens: bool = False) -> AllocationPlan:
+        """Decide, agree and act. If it fails, no random numbers are used up either."""
         with num_threads(1):
             plan, state = agree(
-                lambda: self._decide(epoch, closes=closes, reopens=reopens),
-                next(self.model.parameters()).device,
-            )  # fmt: skip
+                partial(self._decide, epoch, closes, reopens), next(self.model.parameters()).device
+            )
             self._carry_out(plan)
+        if self.filters is not None:
+            self.filters.left_open = self.filters.find_open()
         self.state = state
         return plan
 
@@ -363,9 +365,11 @@ class ChannelAllocator:
         self._loop.after_change()
 
     def _decide(
-        self, epoch: int | None, *, closes: bool, reopens: bool
+        self, epoch: int | None, closes: bool, reopens: bool
     ) -> tuple[AllocationPlan, AllocatorState]:
         check_owns(self._replicas.optimizers, self.layers)
+        if self.filters is not None:
+            self.filters.check(self._replicas.trained_by)
         return decide(
             self.settings, self.state, self.model, self.layers, epoch,
             closes=closes, reopens=reopens, budget=self.budget, filters=self.filters,
@@ -385,7 +389,7 @@ class ChannelAllocator:
             plan, _ = decide(
                 settings, self.state, self.model, known, self.last_epoch + 1, filters=self.filters
             )
-            closed = sum(len(layer_plan.closed) for _, layer_plan in plan)
+            closed = sum(len(one.closed) for name, one in plan if name in self.layers)
             cost = None if after is None else after.count(plan.layers)
             costs = (None, None) if cost is None else (cost.macs, cost.params)
             rows.append(GammaRow(gamma, closed, len(plan.layers), num_open - closed, *costs))

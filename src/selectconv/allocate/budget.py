@@ -32,6 +32,7 @@ from selectconv.graph.dataflow import copy_model
 
 FLOOR = 0.1  # the part of its slots that a layer keeps open, whatever a budget or "auto" asks for
 TOLERANCE = 0.01  # how far from the target, as a part of it, a run may end without a warning
+_LEAST = 0.95  # below this part of the target, too
 _NEAR = 1 + TOLERANCE / 2  # after the last acting epoch, only more than this is corrected
 _LOOK_AHEAD = 64  # slots further on in the queue that are tried to come nearer to a budget
 
@@ -207,14 +208,16 @@ class Budget:
         self.saved = self._cost.saved_by_slot(self._kind)
         self.target: float = self.fraction * self.dense
         least = getattr(self._cost.count_fresh(FLOOR), self._kind)
+        kept, says = "their slots, plain layers all", "why layers are plain"
         if filters is not None:
             every = FilterQueue(filters, None, FLOOR)
             least = self._count(every.plans(range(len(every.levels))))
+            kept, says = "the channels that they read", "what holds filters"
         if least > (1 + TOLERANCE) * self.target:
             raise ValueError(
                 f"`{self.name}` {self.fraction:g} cannot be reached: selective layers keep at "
-                f"least {FLOOR:.0%} of their slots, plain layers all; the closest is "
-                f"{least / self.dense:.3f}. sc.describe(model) says why layers are plain."
+                f"least {FLOOR:.0%} of {kept}; the closest is {least / self.dense:.3f}. "
+                f"sc.describe(model) says {says}."
             )
 
     def at(self, epoch: int) -> float:
@@ -262,15 +265,15 @@ class Budget:
             else FilterQueue(self._filters, settings.damage, FLOOR)
         )
         is_last = epoch + 1 >= settings.num_steps
-        count = partial(self._count, is_exact=not is_last)
+        count = partial(self._count, is_exact=not is_last and self._filters is None)
         if not settings.reopens or is_last:
             plans = _close(queue, budget, count)
             reached = count(plans) if is_last else self.target
-            if reached > (1 + TOLERANCE) * self.target:
+            if not _LEAST * self.target <= reached <= (1 + TOLERANCE) * self.target:
                 warn(
                     f"`{self.name}` {self.fraction:g} was not met: {reached / self.dense:.3f} of "
-                    "the dense model's cost is the closest that closing whole slots, of layers "
-                    "that are not frozen, allows."
+                    "the dense model's cost is the closest that closing whole "
+                    f"{self.settings.granularity}s, of layers that are not frozen, allows."
                 )
             return plans
         # Room for what is re-opened: closed for the next epoch's fall as well.

@@ -98,10 +98,14 @@ def _close_filters(settings: Settings, filters: Filters, epoch: int | None) -> d
     """Decide which filters to close: up to gamma or, with "auto", the epoch's share of them."""
     queue = FilterQueue(filters, settings.damage, FLOOR)
     if settings.gamma == "auto":
-        number = round(share_of_slots(settings, epoch) * len(filters.groups))
+        # The share of all steps so far: that of one may be less than a block.
+        epochs = [None] if epoch is None else range(epoch + 1)
+        share = sum(share_of_slots(settings, one) for one in epochs)
+        closed = 0 if epoch is None else int((~filters.find_open()).sum())
+        number = int((queue.sizes.cumsum(0) + closed <= share * len(filters.groups)).sum())
     else:
         number = int((queue.levels <= float(settings.gamma)).sum())
-    return queue.plans(range(min(number, len(queue.levels))))
+    return queue.plans(range(number))
 
 
 def _reached(layers: Mapping[str, SelectConvNd], *, is_first: bool) -> Mapping[str, SelectConvNd]:
@@ -156,8 +160,9 @@ def _warn_of_stale_sources(model: nn.Module, layers: Mapping[str, SelectConvNd])
     ]
     if stale:
         warn(
-            f"the model has changed since sc.convert: {'; '.join(stale)}. Convert after such "
-            "changes, or set `mean_source` of these layers, such as to sc.ObservedMean()."
+            f"what sc.convert found does not hold any more: {'; '.join(stale)}. Convert after "
+            "activations are replaced and batch norms put in eval(), or set `mean_source` of these "
+            "layers, such as to sc.ObservedMean()."
         )
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from selectconv.allocate.optimizers import check_owns
+from selectconv.checks import warn
 from selectconv.core.ecdm import expected_damage, normalize_ecdm
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.mean_source import ClosedForm, ObservedMean
@@ -124,6 +126,7 @@ class Filters:
         modules: what makes or reads them, by name.
         families: the numbers of the groups that the same layers make, and how many go at once.
         readers: who reads them, by name.
+        left_open: (G,) bool, the groups that the last step left open.
 
     Raises:
         AllocationError: nothing can be closed; the message says what holds the channels.
@@ -164,6 +167,13 @@ class Filters:
             (torch.tensor(own, device="cpu"), 1 if len(own) < _FEW or len(own) % BLOCK else BLOCK)
             for own in by_makers.values()
         ]
+        frozen = set(self.find_frozen())
+        for name in {name for group in self.groups for name in group.makers}:
+            if all(n in frozen for n, one in enumerate(self.groups) if name in one.makers):
+                self.modules[name]._selectconv_held = "frozen layers make or read them"
+        if len(frozen) == len(self.groups):
+            warn("frozen layers make or read every filter: no step closes any while they do.")
+        self.left_open = self.find_open()
         self._observers = {
             name: reader.source
             for name, reader in self.readers.items()
@@ -185,6 +195,26 @@ class Filters:
             for number, group in enumerate(self.groups)
             if not frozen.isdisjoint((*group.makers, *group.readers))
         ]
+
+    def check(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Check that optimizers train what steps change, and that filters stay as steps left them.
+
+        Raises:
+            AllocationError: there are optimizers, and they do not own everything.
+        """
+        check_owns(optimizers, self.modules)
+        if bool((self.find_open() & ~self.left_open).any()):
+            warn(
+                "closed filters have opened again: give the allocator the `optimizer`, all of them "
+                "if there are several, so that it can clear their momentum."
+            )
+
+    def find_open(self) -> Tensor:
+        """Return which groups somebody still reads, (G,) bool."""
+        is_open = torch.zeros(len(self.groups), dtype=torch.bool, device="cpu")
+        for reader in self.readers.values():
+            is_open[reader.groups[reader.is_open()[reader.channels]]] = True
+        return is_open
 
     def stop_observing(self) -> None:
         """Leave the layers alone: no step follows."""
@@ -232,12 +262,13 @@ class FilterQueue:
         levels: (Q,), the smallest gamma that closes each unit of the queue: a group, or a block
             of eight.
         owners: (Q,), the number of the unit.
+        sizes: (Q,), how many groups it has.
     """
 
     def __init__(self, filters: Filters, damage: str | None, floor: float) -> None:
         self._filters = filters
         count = len(filters.groups)
-        is_open = torch.zeros(count, dtype=torch.bool, device="cpu")
+        is_open = filters.find_open()
         largest = torch.zeros(count, dtype=torch.float64, device="cpu")
         sums: list[tuple[Reader, Tensor, Tensor, Tensor]] = []
         if damage and not any(reader.knows_mean() for reader in filters.readers.values()):
@@ -245,7 +276,6 @@ class FilterQueue:
         for name, reader in filters.readers.items():
             own, place = reader.groups.unique(return_inverse=True)
             is_read = reader.is_open()
-            is_open[reader.groups[is_read[reader.channels]]] = True
             if damage is None or not reader.knows_mean():
                 shares = torch.full((len(is_read), 1), 0.0 if damage is None else math.inf)
             else:
@@ -271,6 +301,7 @@ class FilterQueue:
         self._units = _bundle(filters, levels)
         self.levels = torch.cat([levels[:0], *(levels[unit].amax()[None] for unit in self._units)])
         self.owners = torch.arange(len(self._units), device="cpu")
+        self.sizes = torch.tensor([len(unit) for unit in self._units], device="cpu")
 
     def plans(self, places: Iterable[int]) -> dict[str, LayerPlan]:
         """Return, by layer, the plan that closes the groups at these places of the queue."""
@@ -285,7 +316,9 @@ class FilterQueue:
         for group in (filters.groups[number] for number in chosen.tolist()):
             if any(not isinstance(filters.readers[n].layer, SelectConvNd) for n in group.readers):
                 for name, made in group.makers.items():
-                    silenced.setdefault(name, []).extend(made)
+                    # A norm without parameters: nothing that has no gate reads it as it is.
+                    if filters.modules[name]._parameters.get("weight") is not None:
+                        silenced.setdefault(name, []).extend(made)
         for name, made in silenced.items():
             outputs = torch.tensor(sorted(made), device="cpu")
             plans[name] = LayerPlan(closed=plans.get(name, LayerPlan()).closed, filters=outputs)

@@ -3,7 +3,6 @@
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from selectconv.allocate.replicas import Replicas
 from selectconv.checks import warn
@@ -32,6 +31,7 @@ class LoopCheck:
         for layers in (replicas.layers, *replicas.followers):
             _left_alone.update(layers.values())
         self._sums = self._sum_copies({})
+        self._frozen: dict[tuple[str, int], int] = {}
         self._is_changed, self._steps_seen = False, 0
         self._stamps = self._stamp()
 
@@ -40,20 +40,33 @@ class LoopCheck:
         replicas = self._replicas
         self.before_change()
         if self._has_stepped and self._stamps:
-            has_count = all(isinstance(one, Optimizer) for one in replicas.optimizers)
-            is_used = not has_count or replicas.optimizer_steps[0] > self._steps_seen
             if not self._is_changed:
                 self._warn(
                     "no weight has changed since the last step: train the very model that was "
                     "given to the allocator, and step once per epoch."
                 )
-            elif replicas.optimizers and not is_used:
+            elif replicas.optimizers and replicas.optimizer_steps[0] == self._steps_seen:
                 self._warn(
                     "`optimizer` has not stepped since the last step, but weights have changed: "
                     "if there is a new optimizer, set allocator.optimizer to it."
                 )
             if _stepped_by.get(next(iter(replicas.layers.values()))) != id(self):
                 self._warn("another allocator steps the same model: keep one of them.")
+        frozen, self._frozen = (
+            self._frozen,
+            {
+                (name, layer.num_loads): layer.weight._version
+                for name, layer in replicas.layers.items()
+                if layer.is_frozen and not layer.weight.is_inference()
+            },
+        )
+        changed = (key[0] for key in frozen if self._frozen.get(key, frozen[key]) != frozen[key])
+        if (name := next(changed, None)) is not None:
+            self._warn(
+                f"`{name}` is frozen, but its weights change: if it belongs to an average of the "
+                "weights (a teacher inside the model), give the allocator the trained part alone, "
+                "and the average as followers=[teacher]."
+            )
         sums, self._sums = self._sums, self._sum_copies(self._sums)
         if any(sums.get(key, total) != total for key, total in self._sums.items()):
             self._warn(

@@ -1,7 +1,6 @@
 """A model, its followers and its optimizer: all of them get the same plan, or none does."""
 
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +11,9 @@ from selectconv.allocate.filters import clear_channels
 from selectconv.allocate.optimizers import (
     as_optimizers,
     check_owns,
-    spare_shifts,
     state_of,
 )
+from selectconv.checks import warn
 from selectconv.core.allocation import draw_shift
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import allocation_of, selective_layers, unwrap
@@ -22,6 +21,8 @@ from selectconv.core.plan import AllocationPlan, LayerPlan
 from selectconv.core.slots import write_slots
 from selectconv.errors import AllocationError, naming
 from selectconv.graph.channels import by_output
+
+_FORGOTTEN = "the follower was restored without its state: load its own state_dict, or the model's"
 
 
 class Replicas:
@@ -63,6 +64,8 @@ class Replicas:
         ):
             raise TypeError(f"`followers` must be a list of models, got {followers!r:.60}.")
         self.followers = [self._layers_of(follower) for follower in followers]
+        self._given = followers
+        self.look_at_followers()
         # Plans that close filters also name layers that are not selective.
         self._models = [dict(unwrap(one).named_modules()) for one in (model, *followers)]
 
@@ -78,9 +81,27 @@ class Replicas:
             if any(id(p) in own for group in one.param_groups for p in group["params"])
         ]
         for one in self.optimizers:
-            spare_shifts(one, self.layers)
-            if isinstance(one, torch.optim.Optimizer):
-                one.register_step_post_hook(partial(_count_step, self.optimizer_steps))
+            one.register_step_post_hook(
+                lambda *_, steps=self.optimizer_steps: steps.append(steps.pop() + 1)
+            )
+
+    def look_at_followers(self) -> None:
+        """Remember the followers that are fresh beside a model that has been allocated."""
+        self._fresh = [
+            (layers, _count_loads(layers))
+            for given, layers in zip(self._given, self.followers, strict=True)
+            # torch's AveragedModel begins with a copy of the model.
+            if getattr(given, "n_averaged", 1) and next(self._differing(layers), None)
+        ]
+
+    def _differing(self, layers: dict[str, SelectConvNd]) -> Iterator[tuple[str, str]]:
+        """Yield the names of buffers in which a follower differs from the model, by layer."""
+        for name, layer in layers.items():
+            own = self.layers[name]
+            for buffer in ("gate", "index", "shifted"):
+                its = getattr(layer, buffer).to(own.gate.device)
+                if not torch.equal(its, getattr(own, buffer)):
+                    yield name, buffer
 
     def broadcast(self) -> None:
         """Give every rank the allocation and the shifts of rank 0, whatever it had before."""
@@ -187,23 +208,21 @@ class Replicas:
     def _check_followers(self) -> None:
         """Refuse followers whose allocation was changed by whoever averages them."""
         for layers in self.followers:
-            for name, layer in layers.items():
-                own = self.layers[name]
-                for buffer in ("gate", "index", "shifted"):
-                    its = getattr(layer, buffer).to(own.gate.device)
-                    if not torch.equal(its, getattr(own, buffer)):
-                        slots = torch.arange(layer.in_channels, device=layer.index.device)
-                        is_fresh = torch.equal(layer.index, slots) and bool(layer.gate.all())
-                        raise AllocationError(
-                            f"`{name}`: the `{buffer}` of a follower differs from the model's: "
-                            + (
-                                "the follower was restored without its state: load its own "
-                                "state_dict, or the model's."
-                                if is_fresh
-                                else "an average must not change the allocation (timm: use "
-                                "ModelEmaV3)."
-                            )
-                        )
+            for name, buffer in self._differing(layers):
+                layer = layers[name]
+                slots = torch.arange(layer.in_channels, device=layer.index.device)
+                is_fresh = torch.equal(layer.index, slots) and bool(layer.gate.all())
+                raise AllocationError(
+                    f"`{name}`: the `{buffer}` of a follower differs from the model's: "
+                    + (
+                        f"{_FORGOTTEN}."
+                        if is_fresh
+                        else "an average must not change the allocation (timm: use ModelEmaV3)."
+                    )
+                )
+        if any(_count_loads(layers) == loads for layers, loads in self._fresh):
+            warn(f"{_FORGOTTEN}; its weights do not belong to the model's allocation.")
+        self._fresh = []
 
     def _layers_of(self, follower: nn.Module) -> dict[str, SelectConvNd]:
         """Return a follower's selective layers, which must be those of the model."""
@@ -226,5 +245,5 @@ class Replicas:
         return layers
 
 
-def _count_step(steps: list[int], *_: Any) -> None:
-    steps[0] += 1
+def _count_loads(layers: dict[str, SelectConvNd]) -> int:
+    return sum(layer.num_loads for layer in layers.values())

@@ -24,6 +24,7 @@ from selectconv.core.mean_source import ClosedForm, MeanSource, ObservedMean
 from selectconv.core.paths import is_input, prepare, reroute_slots
 from selectconv.core.plan import LayerPlan, as_slots
 from selectconv.core.shift import mask_channels
+from selectconv.core.shift_decay import watch_optimizers
 from selectconv.core.slots import (
     SlottedConv,
     complete_state,
@@ -117,9 +118,8 @@ class SelectConvNd(SlottedConv):
             offsets = self.weight.new_zeros(self.in_channels, len(self.kernel_size))
             shift = nn.Parameter(offsets, requires_grad=self.weight.requires_grad)
         self.register_parameter("shift", shift)
-        self.family = new_family()
-        self.num_loads = 0
-        living_layers.add(self)
+        self.family, self.num_loads = new_family(), 0
+        self._begin_life()
 
     def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
         """Load the layer; the state of a plain conv means a fresh allocation."""
@@ -129,7 +129,11 @@ class SelectConvNd(SlottedConv):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         cast(Any, super()).__setstate__(state)
+        self._begin_life()
+
+    def _begin_life(self) -> None:
         living_layers.add(self)
+        watch_optimizers()
 
     def extra_repr(self) -> str:
         """Add the allocation to what a plain conv shows."""

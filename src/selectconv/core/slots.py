@@ -64,13 +64,24 @@ class SlottedConv(nn.modules.conv._ConvNd):
 
 
 def torch_conv(conv: nn.Module) -> type[nn.Module] | None:
-    """Return torch's class that computes what `conv` does; None: it may compute something else."""
+    """Return torch's class that computes what `conv` does; None: it may compute something else.
+
+    A subclass may have a constructor, an initialisation and private helpers of its own. Methods
+    that a model could call, or that replace torch's, would be lost with it.
+    """
     kind: Any = type(conv)
     for plain in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
-        if issubclass(kind, plain) and (kind.forward, kind._conv_forward, kind.__call__) == (
-            plain.forward, plain._conv_forward, plain.__call__
-        ):  # fmt: skip
-            return plain
+        if issubclass(kind, plain) and kind.__call__ == plain.__call__:
+            above = kind.__mro__[: kind.__mro__.index(plain)]
+            has_others = any(
+                (callable(value) or isinstance(value, property))
+                and name not in ("reset_parameters", "extra_repr")
+                and (hasattr(plain, name) or not name.startswith("_"))
+                for one in above
+                for name, value in vars(one).items()
+                if not name.startswith("__")
+            )
+            return None if has_others else plain
     return None
 
 

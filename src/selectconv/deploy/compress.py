@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from selectconv.checks import check_count, warn
 from selectconv.core.models import unwrap
@@ -37,6 +37,7 @@ RTOL = 1e-4
 _ROUNDINGS = 8  # what the other order of its sums may cost a network
 
 
+@torch.inference_mode(False)  # what is made there cannot be trained
 def compress(
     model: nn.Module, example_input: Any, *, round_to: int | None = None
 ) -> fx.GraphModule:
@@ -384,15 +385,12 @@ def _is_rounding(
     model: nn.Module, arguments: tuple[Any, Any], number: int, wanted: Tensor, got: Tensor
 ) -> bool:
     """Return whether a model's output is about as far from that in float64 as `got` is."""
-
-    def as_float64(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return value.detach().cpu().double() if value.is_floating_point() else value.cpu()
-
     try:
         exact = copy.deepcopy(model).cpu().double()  # on the CPU: MPS has no float64
-        args, kwargs = tree_map(as_float64, arguments)
+        on_cpu = tree_map_only(Tensor, lambda value: value.detach().cpu(), arguments)
+        args, kwargs = tree_map_only(
+            Tensor, lambda value: value.double() if value.is_floating_point() else value, on_cpu
+        )
         with torch.no_grad(), evaluating(exact):
             output = tensors_in(exact(*args, **kwargs))[number]
     except Exception:  # a model that cannot be copied, or that makes tensors of its own dtype

@@ -209,16 +209,16 @@ def _rebuild(description: dict[str, Any], tensors: dict[str, Tensor]) -> fx.Grap
     held: dict[str, Any] = {}
     for name, (kind, settings) in description["modules"].items():
         with torch.device("meta"):  # the weights follow
-            held[_check_name(name)] = _MODULES[kind](**_decode(settings, nodes))
+            held[_check_name(name, "-")] = _MODULES[kind](**_decode(settings, nodes))
     known: dict[str, Any] = {
         "call_function": _FUNCTIONS, "call_method": _METHODS,
         "call_module": {name: name for name in held}, "get_attr": {name: name for name in tensors},
     }  # fmt: skip
     for op, name, target, args, kwargs in description["steps"]:
         is_end = op in ("placeholder", "output")
-        step: Any = _check_name(target, stars="*") if is_end else known[op][target]
+        step: Any = _check_name(target.lstrip("*")) and target if is_end else known[op][target]
         if op == "get_attr":
-            value = tensors[_check_name(target)]
+            value = tensors[_check_name(target, "-")]
             is_parameter = target in description["parameters"]
             held[target] = nn.Parameter(value, value.is_floating_point()) if is_parameter else value
         new_args = tuple(_decode(args, nodes))
@@ -274,9 +274,14 @@ def _decode(value: Any, nodes: dict[str, fx.Node]) -> Any:
     raise ValueError(f"unknown value {value!r}")
 
 
-def _check_name(name: str, stars: str = "") -> str:
-    """Refuse what is not a dotted name: torch.fx writes names into code."""
-    if not re.fullmatch(r"\w+(\.\w+)*", name.lstrip(stars)):
+def _check_name(name: str, more: str = "") -> str:
+    """Refuse what is not a dotted name: torch.fx writes names into code, those of modules quoted.
+
+    Args:
+        name: the name.
+        more: what it may have besides letters and digits.
+    """
+    if not re.fullmatch(rf"[\w{more}]+(\.[\w{more}]+)*", name):
         raise ValueError(f"{name!r} in place of a name")
     return name
 

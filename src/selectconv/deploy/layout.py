@@ -96,7 +96,12 @@ class _Planner:
         self.needed = _find_needed(flow, self.shared, self.blocks, unread)
         exact = _find_needed(flow, self.shared, replace(self.blocks, round_to=1), unread)
         # Where all readers of a value read the same of it, none gathers.
-        self.gathers = _is_gathered(flow, exact, unread)
+        self.gathers = any(
+            open_shifts(op.module).any() or not np.array_equal(mask, exact[before])
+            for node, op in flow.operations.items()
+            if op.kind in (Kind.CONV, *BY_CHANNEL) and node in exact
+            for before, mask in reads(flow, op, exact[node], unread)
+        )
         self.costs = _channel_costs(flow, self.needed)
         self.round_to = round_to or 1
         self.layout = Layout()
@@ -193,18 +198,6 @@ def find_unread(flow: Dataflow) -> dict[fx.Node, Mask]:
         is_used = weight.transpose(0, 1).flatten(1).any(dim=1)
         unread[node] = mask & ~is_used.cpu().numpy()
     return unread
-
-
-def _is_gathered(
-    flow: Dataflow, needed: Mapping[fx.Node, Mask], unread: Mapping[fx.Node, Mask]
-) -> bool:
-    """Return whether someone reads some of what is needed of a value, or shifts it."""
-    return any(
-        open_shifts(op.module).any() or not np.array_equal(mask, needed[before])
-        for node, op in flow.operations.items()
-        if op.kind in (Kind.CONV, *BY_CHANNEL) and node in needed
-        for before, mask in reads(flow, op, needed[node], unread)
-    )
 
 
 def _find_needed(

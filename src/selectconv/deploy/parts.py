@@ -32,11 +32,6 @@ _ROUNDING = 1e-6  # of a pixel
 _NONE = -1  # fills up the rows of groups that read fewer channels than others
 
 
-def has_blocks(channels: int) -> bool:
-    """Return whether a depthwise conv of so many channels has whole blocks, and more than few."""
-    return channels >= _FEW and channels % BLOCK == 0
-
-
 @dataclass(frozen=True)
 class Blocks:
     """The multiples to which depthwise convs and convs with shifts round their channels up.
@@ -50,8 +45,8 @@ class Blocks:
     num_weights: int
 
     def of_depthwise(self, channels: int) -> int:
-        """Return the multiple for a depthwise conv: 1 if it had no whole blocks before."""
-        return self.round_to or (BLOCK if has_blocks(channels) else 1)
+        """Return the multiple for a depthwise conv: 1 if it has few channels or no whole blocks."""
+        return self.round_to or (BLOCK if channels >= _FEW and channels % BLOCK == 0 else 1)
 
     def of_shifts(self, conv: _ConvNd) -> int:
         """Return the multiple for a conv that joins shifted channels to others."""

@@ -145,6 +145,8 @@ class _Finder:
         assert module is not None
         groups = getattr(module, "groups", getattr(module, "num_groups", 1))  # conv, group norm
         made = before if op.kind is Kind.NORM else self._new(op.channels)
+        if groups == 1 and type(module) is nn.GroupNorm:
+            self._hold(before, f"`{name}` (GroupNorm) normalises all channels together")
         if groups > 1:
             firsts = before.reshape(groups, -1)[:, 0]
             for numbers in (before, made):
@@ -245,7 +247,8 @@ def _zero_after(flow: Dataflow, op: Operation, zero: dict[fx.Node, Mask]) -> Mas
         return reduce(operator.or_, masks)
     if name in ("add", "sub") and len(values) == len(masks) and not op.node.kwargs:
         return reduce(operator.and_, masks)
-    return masks[0] if name in ("div", "truediv", "neg") and values[0] is operands[0] else never
+    is_over = len(masks) == 1 and values[0] is operands[0]  # 0 / 0 is not 0
+    return masks[0] if name in ("div", "truediv", "neg") and is_over else never
 
 
 def _keeps_zero(op: Operation) -> bool:

@@ -248,7 +248,7 @@ def classify(node: fx.Node, module: nn.Module | None) -> Kind:
         kind = Kind.NORM
     elif family is Family.REARRANGE and len(before) > 1:
         kind = _kind_of_rearrangement(node, module, before)
-    elif family is Family.MEAN and len(before) > 2:
+    elif family in (Family.MEAN, Family.EXTREME) and len(before) > 2:
         dim = argument(node, 1, "dim")
         dims = dim if isinstance(dim, list | tuple) else (dim,)
         kind = Kind.CHANNELWISE
@@ -266,10 +266,25 @@ def _kind_of_rearrangement(
 ) -> Kind:
     """Find the kind of a step that moves values about."""
     name, after = str(getattr(node.target, "__name__", node.target)), shape_of(node)
-    if name == "squeeze" and after[:2] == before[:2] and argument(node, 1, "dim") is not None:
+    is_by_channel = {
+        "squeeze": argument(node, 1, "dim") is not None,
+        "unsqueeze": True,
+        "getitem": name == "getitem" and _takes_all_channels(node.args[1], len(before)),
+        "expand_as": _is_aligned(node),
+    }
+    if after[:2] == before[:2] and is_by_channel.get(name, False):
         return Kind.CHANNELWISE
     is_flat = name in ("flatten", "reshape", "view") or type(module) is nn.Flatten
     return Kind.FLATTEN if is_flat and after == (before[0], prod(before[1:])) else Kind.OTHER
+
+
+def _takes_all_channels(item: Any, axes: int) -> bool:
+    """Return whether an index into a value with so many axes takes all channels as they are."""
+    items = item if isinstance(item, tuple) else (item,)
+    missing = (slice(None),) * (axes - sum(one is not None and one is not ... for one in items))
+    place = items.index(...) if ... in items else len(items)
+    whole = (*items[:place], *missing, *items[place + 1 :])
+    return whole[:2] == (slice(None), slice(None))
 
 
 def is_channel_operand(flow: Dataflow, op: Operation, other: fx.Node) -> bool:

@@ -29,6 +29,7 @@ class Family(Enum):
     RESIZE = auto()  # maps become larger or smaller
     PAD = auto()  # any axes get a frame
     MEAN = auto()  # over any axes
+    EXTREME = auto()  # the largest or smallest over any axes
     NORM = auto()  # batch norm
     LAYER = auto()  # anything else with weights, or that normalises
     CONCAT = auto()
@@ -141,6 +142,8 @@ TABLE = (
     ),
     _row(Family.PAD, "pad"),
     _row(Family.MEAN, "mean", gradient="MeanBackward"),
+    _row(Family.EXTREME, "amax"),
+    _row(Family.EXTREME, "amin"),
     _row(
         Family.NORM, "", nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
         others="timm.BatchNormAct2d timm.SyncBatchNormAct",
@@ -185,7 +188,7 @@ TABLE = (
     ),
     _row(
         Family.OTHER,
-        "acos addcdiv addcmul addmm affine_grid all amax amin aminmax any arange argmax argmin "
+        "acos addcdiv addcmul addmm affine_grid all aminmax any arange argmax argmin "
         "argsort asin atan atan2 baddbmm bmm bool broadcast_tensors broadcast_to cdist ceil "
         "clamp_max clamp_min cos cosh cosine_similarity cross cummax cummin cumprod cumsum diag "
         "diagonal dot dstack einsum eq erf erfc exp2 expm1 eye fliplr flipud floor floor_divide "
@@ -295,7 +298,7 @@ def writes(node: fx.Node, module: nn.Module | None) -> bool:
     if module is not None or node.op not in ("call_function", "call_method"):
         return bool(getattr(module, "inplace", False))
     name = str(getattr(node.target, "__name__", node.target))
-    is_named = name.endswith("_") and not name.endswith("__")
+    is_named = name.endswith("_") and not name.endswith("__") and not hasattr(operator, name)
     is_operator = node.target in (*IN_PLACE_OPERATORS, operator.setitem)
     return is_named or is_operator or node.kwargs.get("inplace") is True
 

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -46,6 +47,8 @@ def purify(root: nn.Module, graph: fx.Graph) -> None:
             node.replace_all_uses_with(argument(node))
         elif node.op == "call_function" and node.target in _ARGUMENTS:
             _call_module(root, node, made)
+        elif str(getattr(node.target, "__name__", node.target)) in ("view", "reshape"):
+            _leave_out_sizes(node)
     _drop_writes(graph, modules)
     for node in graph.nodes:
         if family_of(node, None) is Family.COPY:  # nobody writes any more
@@ -60,6 +63,18 @@ def _is_inert(node: fx.Node, module: nn.Module | None) -> bool:
         # `training` is a plain bool where the module passed its own flag.
         return argument(node, 2, "training", True) is False
     return family is Family.IDENTITY or family in _DROPOUTS
+
+
+def _leave_out_sizes(node: fx.Node) -> None:
+    """Rewrite a view that flattens maps, or adds axes of size 1, so that it names no channels."""
+    before, after = shape_of(x := argument(node)), shape_of(node)
+    call: tuple[Any, ...] = ()
+    if len(before) > 2 and after == (before[0], prod(before[1:])):
+        call = torch.flatten, (x, 1)
+    elif len(before) == 2 and after[:2] == before and set(after[2:]) == {1}:
+        call = operator.getitem, (x, (slice(None), slice(None), *[None] * (len(after) - 2)))
+    if call:
+        node.op, node.target, node.args, node.kwargs = "call_function", *call, {}
 
 
 def _call_module(root: nn.Module, node: fx.Node, made: dict[Any, str]) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import prune
 
 import selectconv as sc
 from selectconv.allocate.settings import Settings
@@ -591,34 +590,6 @@ def test_a_layer_that_training_does_not_reach_is_left_alone_with_one_warning():
     assert not allocator.step(1).deallocated.get("aside")  # and no second warning
 
 
-def test_a_replaced_batch_norm_is_noticed():
-    model, _ = silent_net()
-    allocator = allocator_for(model)
-    model.norm2 = nn.BatchNorm2d(12)
-    assert_refused(lambda: allocator.step(0), "`conv2`.*batch norm that is not in the", model)
-    model.conv2.mean_source = sc.BatchNormMean(model.norm2, torch.relu)
-    assert allocator.step(0)
-
-
-@pytest.mark.parametrize("affine", [True, False])
-def test_conversion_to_sync_batch_norm_keeps_working(affine):
-    model = conv_net()
-    if not affine:
-        model.norm2 = nn.BatchNorm2d(12, affine=False)
-        model.conv2.mean_source = sc.BatchNormMean(model.norm2, torch.relu)
-    silence(model)
-    expected = allocator_for(copy.deepcopy(model)).step(0)
-    allocator = allocator_for(model)
-    nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    assert isinstance(model.norm2, nn.SyncBatchNorm)
-    assert allocator.step(0).plan.to_dict() == expected.plan.to_dict()
-    if affine:  # and what the new norm learns is read
-        with torch.no_grad():
-            model.norm2.bias[0] = -100.0
-            model.norm2.weight[0] = 0.0
-        assert 0 in allocator.step(1).deallocated["conv2"]
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -650,28 +621,6 @@ def test_frozen_weights_are_never_touched(arguments):
 
 
 # What a user should hear of
-
-
-@pytest.mark.parametrize("mode", ["select", "zero", "random", "dealloc", "shift"])
-@pytest.mark.parametrize(
-    ("build", "decays"),
-    [
-        (lambda model: torch.optim.SGD(model.parameters(), lr=0.1), False),
-        (lambda model: torch.optim.SGD(sc.param_groups(model), lr=0.1, weight_decay=1e-4), True),
-        (lambda model: torch.optim.SGD(sc.param_groups(model, weight_decay=1e-4), lr=0.1), True),
-        (lambda model: torch.optim.AdamW(model.parameters()), True),
-        (lambda model: None, True),
-    ],
-)
-def test_an_optimizer_without_decay_is_noticed(build, decays, mode):
-    model = conv_net()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        allocator_for(model, build(model), mode=mode).step(0)
-    said = [str(warning.message)[:34] for warning in caught]
-    assert said == (
-        [] if decays or mode == "shift" else ["`optimizer` has a weight decay of 0"[:34]]
-    )
 
 
 def test_nothing_keeps_a_model_and_its_optimizer_alive():
@@ -755,21 +704,6 @@ def average_all(follower, model):
     """As timm's ModelEmaV2 does it: whole numbers, too, and through floats."""
     for own, its in zip(follower.state_dict().values(), model.state_dict().values(), strict=True):
         own.copy_(0.9999 * own + (1.0 - 0.9999) * its)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [(open_all, "`conv2`: the `gate` of a"), (average_all, "the `index` of a follower .*V3")],
-)
-def test_a_follower_with_another_allocation_is_refused(spoil, message):
-    model = conv_net()
-    follower = copy.deepcopy(model)
-    silence(model)
-    allocator = allocator_for(model, followers=[follower])
-    allocator.step(0)
-    allocator.dealloc()
-    spoil(follower, model)
-    assert_refused(allocator.realloc, message, model, None, allocator)
 
 
 def test_wrappers_are_looked_through_and_an_optimizer_need_not_have_stepped():
@@ -857,21 +791,3 @@ def test_numbers_of_numpy_and_torch_are_kept_as_plain_ones():
     assert [row.gamma for row in allocator.preview(gammas=gammas)] == gammas.tolist()
     decays = sc.param_groups(model, weight_decay=np.float32(0.5))
     assert type(decays[0]["weight_decay"]) is float
-
-
-RECOMPUTED = {
-    "prune": lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5),
-    "weight_norm": nn.utils.parametrizations.weight_norm,
-    "spectral_norm": nn.utils.parametrizations.spectral_norm,
-}
-
-
-@pytest.mark.parametrize("name", RECOMPUTED)
-@pytest.mark.parametrize("with_optimizer", [False, True])
-def test_weights_that_are_recomputed_are_refused(name, with_optimizer):
-    model, _ = silent_net()
-    allocator = allocator_for(model)
-    RECOMPUTED[name](model.conv1)
-    optimizer = OPTIMIZERS["sgd"](model.parameters()) if with_optimizer else None
-    for act in (lambda: allocator_for(model, optimizer), lambda: allocator.step(0)):
-        assert_refused(act, r"`conv1`: a hook or a parametrization \(prune", model)

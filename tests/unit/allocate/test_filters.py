@@ -36,7 +36,7 @@ def drawn(net, seed=0):
     sc.convert(net, X)
     with torch.no_grad():
         for module in net.modules():
-            if isinstance(module, nn.BatchNorm2d | nn.GroupNorm):
+            if isinstance(module, nn.BatchNorm2d | nn.GroupNorm) and module.affine:
                 module.weight.copy_(torch.rand(module.weight.shape, generator=generator) + 0.1)
                 module.bias.copy_(torch.randn(module.bias.shape, generator=generator))
             elif isinstance(module, nn.Conv2d):
@@ -68,6 +68,21 @@ def squeeze_excite(net, x):
     x = net.a(x)
     scale = torch.sigmoid(net.up(F.relu(net.down(x.mean((2, 3), keepdim=True)))))
     return net.head(net.b(x * scale))
+
+
+def by_hand(shape):
+    """A residual block whose squeeze-excite has linear layers; `shape` makes maps of features."""
+
+    def run(net, x):
+        x = net.a(x)
+        y = net.b(x)
+        scale = torch.sigmoid(net.up(F.relu(net.down(y.mean((2, 3)) + y.amax((2, 3))))))
+        return net.head(x + y * shape(scale, y))
+
+    return lambda: Net(
+        run, a=conv(3, 16), b=conv(16, 16), down=nn.Linear(16, 8), up=nn.Linear(8, 16),
+        head=Head(16),
+    )  # fmt: skip
 
 
 def padded_trunk(net, x):
@@ -103,6 +118,11 @@ NETS = {
         squeeze_excite, a=conv(3, 16), down=nn.Conv2d(16, 8, 1), up=nn.Conv2d(8, 16, 1),
         b=conv(16, 12), head=Head(12),
     ),
+    "features[:, :, None, None]": by_hand(lambda y, x: y[:, :, None, None]),
+    "features[..., None, None]": by_hand(lambda y, x: y[..., None, None]),
+    "features.unsqueeze": by_hand(lambda y, x: y.unsqueeze(-1).unsqueeze(-1)),
+    "features.view, expand_as": by_hand(lambda y, x: y.view(x.shape[0], -1, 1, 1).expand_as(x)),
+    "features.reshape": by_hand(lambda y, x: y.reshape(x.size(0), x.size(1), 1, 1)),
     "depthwise": lambda: nn.Sequential(
         conv(3, 64, 1), conv(64, 64, groups=64), conv(64, 16, 1), Head(16)
     ),
@@ -119,6 +139,11 @@ NETS = {
     "plain conv": lambda: nn.Sequential(
         conv(3, 16), nn.Conv2d(16, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), conv(4, 12),
         Head(12),
+    ),
+    "norm without parameters": lambda: Net(
+        lambda n, x: n.head((y := n.a(x)) + n.b(F.relu(n.norm(y)))),
+        a=nn.Conv2d(3, 16, 3, padding=1), norm=nn.BatchNorm2d(16, affine=False),
+        b=nn.Conv2d(16, 16, 3, padding=1), head=Head(16),
     ),
     "no norms": lambda: nn.Sequential(
         nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 24, 3), nn.ReLU(), Head(24)
@@ -208,6 +233,10 @@ def test_no_output_of_any_reader_loses_more_than_gamma():
             lambda: nn.Sequential(conv(3, 8), nn.LayerNorm([8, 8, 8]), nn.Conv2d(8, 4, 1)),
             r"LayerNorm",
         ),
+        (
+            lambda: nn.Sequential(nn.Conv2d(3, 8, 1), nn.GroupNorm(1, 8), nn.Conv2d(8, 4, 1)),
+            "GroupNorm) normalises all",
+        ),
         (lambda: Net(lambda n, x: n.b(n.b(n.a(x))), a=conv(3, 8), b=conv(8, 8)), "called twice"),
         (
             lambda: nn.Sequential(
@@ -216,7 +245,7 @@ def test_no_output_of_any_reader_loses_more_than_gamma():
             "cannot be made zero",
         ),
     ],
-    ids=["free", "layer norm", "called twice", "never zero"],
+    ids=["free", "layer norm", "one group", "called twice", "never zero"],
 )
 def test_what_holds_filters(net, reason):
     net = drawn(net())
@@ -238,6 +267,24 @@ def test_frozen_layers_keep_what_they_make_and_read():
     assert not steps.dealloc()  # nothing is left to close
     net.requires_grad_(True)
     assert "1.0" in steps.dealloc().deallocated
+    for module in net.modules():
+        module.requires_grad_(not isinstance(module, nn.BatchNorm2d))
+    with pytest.warns(sc.SelectConvWarning, match="frozen layers"):
+        allocator(net)
+    assert "its filters stay: frozen" in str(sc.describe(net))
+
+
+def test_filters_that_momentum_opens_again_are_told():
+    net = drawn(NETS["chain"]())
+    trainer = torch.optim.SGD(sc.param_groups(net), lr=0.1, momentum=0.9)
+    train(net, trainer)
+    steps = allocator(net, gamma=0.5)
+    steps.step(0)
+    train(net, trainer)
+    with pytest.warns(sc.SelectConvWarning, match="opened again"):
+        steps.step(1)
+    with pytest.raises(sc.AllocationError, match=r"does not own .*'2\.2\.weight'"):
+        allocator(net, torch.optim.SGD([*net[0].parameters(), *net[1].parameters()], 0.1))
 
 
 def test_refused_in_one_line():
@@ -298,8 +345,24 @@ def test_a_plan_that_does_not_fit_changes_nothing():
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
-def test_auto_closes_a_share_of_the_filters():
-    net = drawn(NETS["chain"]())
+def test_steps_count_what_plain_convs_still_read():
+    torch.manual_seed(0)
+    widths = ((3, 24), (24, 32), (32, 40))
+    convs = [nn.Conv2d(*width, 3, padding=1) for width in widths]
+    net = nn.Sequential(*(part for own in convs for part in (own, nn.ReLU())), Head(40))
+    sc.convert(net, X, where=lambda name, _: name == "2")
+    trainer = torch.optim.SGD(sc.param_groups(net), lr=1e-3)
+    steps = allocator(net, trainer, target_macs=0.5)
+    for epoch in range(4):
+        train(net, trainer)
+        steps.step(epoch)
+        left = sc.count(net, X[:1]).macs / steps.budget.dense
+        assert left == pytest.approx((0.875, 0.75, 0.625, 0.5)[epoch], abs=0.03)
+
+
+@pytest.mark.parametrize("width", [24, 64])  # single channels, and blocks of eight
+def test_auto_closes_a_share_of_the_filters(width):
+    net = drawn(nn.Sequential(conv(3, width), conv(width, width), Head(width)))
     trainer = torch.optim.SGD(sc.param_groups(net), lr=0.05, weight_decay=1e-3)
     steps = allocator(net, trainer, gamma="auto")
     for epoch in range(4):
@@ -307,4 +370,5 @@ def test_auto_closes_a_share_of_the_filters():
         steps.step(epoch)
     small = sc.compress(net, X)
     assert not has_gather(small)
-    assert 0.7 <= small.get_submodule("2.2").in_features / 24 < 1
+    left = small.get_submodule("1.0").in_channels + small.get_submodule("2.2").in_features
+    assert 0.8 <= left / (2 * width) < 1

@@ -1,5 +1,4 @@
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -80,42 +79,8 @@ def test_the_optimizers_own_decay_acts_unless_one_is_given(optimizer_type):
     assert optimizer.param_groups[0]["weight_decay"] == 0.02
 
 
-OPTIMIZERS = {
-    "SGD": lambda model: torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=0.05),
-    "AdamW": lambda model: torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=5.0),
-    "by dimension, as timm groups": lambda model: torch.optim.SGD(
-        [
-            {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.05},
-            {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
-        ],
-        0.1,
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_shifts_in_a_group_with_weights_do_not_decay_with_them(kind):
-    model = shifted_net()
-    optimizer = OPTIMIZERS[kind](model)
-    sizes = [len(group["params"]) for group in optimizer.param_groups]
-    sc.ChannelAllocator(model, optimizer, total_epochs=4)
-    optimizer.load_state_dict(optimizer.state_dict())  # makes new groups
-    with pytest.raises(ZeroDivisionError):
-        optimizer.step(lambda: 1 / 0)  # the next step must not mind
-    left = decay(optimizer, model)
-    assert left["conv1.weight"] < 0.9 < 0.99 < left["conv1.shift"]
-    assert [len(group["params"]) for group in optimizer.param_groups] == sizes
-
-
 def test_a_group_of_shifts_alone_decays_as_it_says():
     model = shifted_net()
     optimizer = torch.optim.SGD(sc.param_groups(model, shift_weight_decay=0.5), 0.1)
     sc.ChannelAllocator(model, optimizer, total_epochs=4, mode="none")
     assert decay(optimizer, model)["conv1.shift"] < 0.5
-
-
-def test_what_only_looks_like_an_optimizer_is_warned_of():
-    model = shifted_net()
-    looks = SimpleNamespace(param_groups=OPTIMIZERS["SGD"](model).param_groups, state={})
-    with pytest.warns(sc.SelectConvWarning, match="sc.param_groups"):
-        sc.ChannelAllocator(model, looks, total_epochs=4)

@@ -101,11 +101,12 @@ def test_bench_infer_in_onnxruntime_has_no_masked_networks(capsys):
     assert list(rows) == [
         f"{about}: plain",
         f"{about}: compressed, {MOVED} / plain",
+        f"{about}: compressed, {MOVED} by whole pixels / plain",
         f"{about}: compressed, {CLOSED} / plain",
     ]
 
 
-@pytest.mark.parametrize(("case", "networks"), [("infer", 6), ("step", 4)])
+@pytest.mark.parametrize(("case", "networks"), [("infer", 8), ("step", 5)])
 def test_both_sides_are_compiled(case, networks, monkeypatch, capsys):
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or model)

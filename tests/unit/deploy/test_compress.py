@@ -259,6 +259,7 @@ GRAPHS = {
         },
     ),
     "shapes": (shapes, {}),
+    "logic": (lambda net, x: net.b(net.a(x) * ((x[:, :1] > 0) | (x[:, :1] < -1))), {}),
     "depthwise": (
         lambda net, x: net.b(net.norm(net.depth(F.relu6(net.a(x)))).relu()),
         {"depth": nn.Conv2d(8, 8, 3, padding=1, groups=8), "norm": nn.BatchNorm2d(8)},
@@ -310,6 +311,14 @@ def test_graphs(name):
     for seed in range(3):
         scramble(single, seed=seed, closed=0.6)
         assert_compresses_the_same(single, torch.randn(2, 3, 8, 8))
+
+
+def test_what_is_compressed_under_inference_mode_can_be_trained():
+    x = torch.randn(2, 3, 8, 8)
+    with torch.inference_mode():
+        small = sc.compress(nn.Sequential(nn.Conv2d(3, 8, 3), select()), x)
+    small(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in small.parameters())
 
 
 class AnyArguments(nn.Module):

@@ -65,6 +65,7 @@ def test_one_wrong_bit_is_refused(file):
     "build",
     [
         lambda: conv_net(),
+        lambda: nn.Sequential(OrderedDict({"block-0": nn.Conv2d(3, 8, 3), "b": conv_net(8)[1:2]})),
         lambda: sc.create_model("densenet40", selective=True, growth_rate=8, units=(3, 1, 1)),
         lambda: sc.create_model("resnet164", selective=True, width=8, blocks=(2, 1, 1)),
         lambda: sc.create_model("resnext29", selective=True, realloc="all", width=4, blocks=(1, 1)),

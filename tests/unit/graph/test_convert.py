@@ -30,12 +30,23 @@ class Standardised(nn.Conv2d):
         return super()._conv_forward(input, weight - weight.mean(), bias)
 
 
+class Scaled(nn.Conv2d):
+    def scale(self):  # a model may call it
+        return 2.0
+
+
 class Conv3x3(nn.Conv2d):
     """A subclass that computes what torch's conv computes."""
 
     def __init__(self, width):
         super().__init__(width, width, 3, padding=1)
-        self.note = "mine"
+        self.note = self._note()
+
+    def _note(self):
+        return "mine"
+
+    def reset_parameters(self):
+        nn.init.orthogonal_(self.weight)
 
 
 def small_net(axes=2, **options):
@@ -256,6 +267,9 @@ SKIPPED = {
     "transposed": (lambda: chain(nn.ConvTranspose2d(16, 16, 3)), "transposed"),
     "subclass": (
         lambda: chain(MyConv(16, 16, 3)), "a subclass (MyConv) may compute something else",
+    ),
+    "subclass with methods of its own": (
+        lambda: chain(Scaled(16, 16, 3)), "a subclass (Scaled) may compute something else",
     ),
     "subclass with weights of its own": (
         lambda: chain(Standardised(16, 16, 3)),

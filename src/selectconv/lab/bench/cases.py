@@ -126,7 +126,7 @@ def measure_infer(subject: Subject, repeats: int, runtime: str = "eager") -> Row
             network = subject.build_network(kind, layout).eval()
             if kind == "plain" or runtime != "onnxruntime":
                 networks[words] = network
-            if kind in ("moved", "closed"):
+            if kind not in ("plain", "fresh"):
                 networks[f"compressed, {words}"] = compress(network, images)
         about = f"{subject.model}, {runtime}, batch {subject.batch_size}, {layout}"
         sides = {

@@ -19,6 +19,7 @@ KINDS = {
     "plain": "plain",
     "fresh": "selective, fresh",
     "moved": "20% of the slots re-allocated",
+    "whole": "20% of the slots re-allocated by whole pixels",
     "closed": "50% of the slots closed",
 }
 LAYOUTS = {"NCHW": torch.contiguous_format, "channels last": torch.channels_last}
@@ -60,10 +61,11 @@ class Subject:
         check_network(config, info)
         model = build_model(config, info)
         generator = torch.Generator().manual_seed(0)
-        for layer in selective_layers(model).values():
-            if kind == "moved" and layer.shift is not None:
-                reallocate(layer, 0.2, generator)
-            elif kind == "closed" and layer.shift is not None:
+        for layer in (x for x in selective_layers(model).values() if x.shift is not None):
+            if kind in ("moved", "whole"):
+                layer.learns_shift = kind == "moved"
+                reallocate(layer, 0.2, generator, "learned" if kind == "moved" else kind)
+            elif kind == "closed":
                 layer.close(torch.randperm(layer.in_channels, generator=generator)[::2])
         # nn.Module.to's overloads do not know memory_format.
         return model.to(memory_format=LAYOUTS[layout])  # type: ignore[call-overload, no-any-return]

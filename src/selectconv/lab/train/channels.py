@@ -5,6 +5,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,10 +21,7 @@ from selectconv.lab.train.config import TrainConfig
 from selectconv.lab.train.slimming import Slimmer
 from selectconv.lab.zoo.learned_group_conv import Condenser
 
-
-def change_nothing(epoch: int) -> AllocationReport:
-    """Return the report of a step that changes nothing."""
-    return AllocationReport(epoch, AllocationPlan())
+_CHANGE_NOTHING = partial(AllocationReport, plan=AllocationPlan())
 
 
 def do_nothing(*arguments: object) -> None:
@@ -42,7 +40,7 @@ class ChannelMethod:
         load_state_dict: continues from what `state_dict` returned.
     """
 
-    step: Callable[[int], AllocationReport] = change_nothing
+    step: Callable[[int], AllocationReport] = _CHANGE_NOTHING
     regularize: Callable[[], None] = do_nothing
     counts: Callable[[nn.Module], dict[str, int]] = count_slots
     state_dict: Callable[[], dict[str, Any] | None] = do_nothing

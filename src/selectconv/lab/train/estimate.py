@@ -10,7 +10,7 @@ from rich.console import Console
 from torch import nn
 
 from selectconv.allocate.allocator import ChannelAllocator
-from selectconv.core.allocation import draw_shift
+from selectconv.core.allocation import draw_offsets, draw_shift
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers
 from selectconv.core.plan import LayerPlan
@@ -136,7 +136,9 @@ def seconds_per_image(model: nn.Module, config: TrainConfig, info: DatasetInfo) 
             generator = torch.Generator().manual_seed(0)
             for layer in selective_layers(model).values():
                 if layer.shift is not None:
-                    reallocate(layer, _MOVED_SHARE, generator, use_shift=method.shifts)
+                    reallocate(
+                        layer, _MOVED_SHARE, generator, config.shifts if method.shifts else None
+                    )
         elif method.shifts:
             ChannelAllocator(model, total_epochs=1, mode=method.name)
         model = model.to(device)
@@ -163,14 +165,18 @@ def seconds_per_image(model: nn.Module, config: TrainConfig, info: DatasetInfo) 
 
 
 def reallocate(
-    layer: SelectConvNd, share: float, generator: torch.Generator, *, use_shift: bool = True
+    layer: SelectConvNd, share: float, generator: torch.Generator, shifts: str | None = "learned"
 ) -> None:
-    """Move a share of a layer's slots to a few of the others, by random shifts."""
+    """Move a share of a layer's slots to a few of the others, by random shifts or by none."""
     order = torch.randperm(layer.in_channels, generator=generator)
     moved = order[: round(share * layer.in_channels)]
     sources = order[len(moved) : len(moved) + _SOURCES]
     chosen = torch.randint(len(sources), (len(moved),), generator=generator)
-    shift = draw_shift(len(moved), layer.weight.ndim - 2, _MAX_SHIFT, generator)
+    axes = layer.weight.ndim - 2
+    shift = None
+    if shifts == "learned":
+        shift = draw_shift(len(moved), axes, _MAX_SHIFT, generator)
+    elif shifts == "whole":
+        shift = draw_offsets(sources[chosen], sources, torch.zeros(len(sources), axes), generator)
     # R^random: with weights of zero, nothing would flow back through the moved slots.
-    shifts = shift if use_shift else None
-    layer.apply_plan(LayerPlan(moved, moved, sources[chosen], shifts, weight_seed=0))
+    layer.apply_plan(LayerPlan(moved, moved, sources[chosen], shift, weight_seed=0))

@@ -638,7 +638,7 @@ def test_repr_tells_settings_and_state():
     model, silent = silent_net()
     allocator = allocator_for(model, mode="dealloc", gamma=0.02)
     allocator.step(3)
-    counts = f"layers=2, last_epoch=3, moved=0, closed={sum(map(len, silent.values()))}"
+    counts = f"last_epoch=3, layers=2, moved=0, closed={sum(map(len, silent.values()))}"
     for words in ("mode='dealloc'", "gamma=0.02", "total_epochs=20", counts):
         assert words in repr(allocator)
 

@@ -50,7 +50,9 @@ networks = {"trained": trained, "closed by filters": small}
 sc.save_compressed(small, f"{folder}/small.safetensors")
 sc.export_onnx(small, f"{folder}/small.onnx", IMAGE)
 
-if find_spec("torch_pruning"):
+if not find_spec("torch_pruning"):
+    print("Torch-Pruning is left out: pip install '.[pruning]'")
+else:
     import torch_pruning as tp
 
     networks["Torch-Pruning"] = pruned = copy.deepcopy(trained)

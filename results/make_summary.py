@@ -77,10 +77,14 @@ def as_table(head: str, rows: Iterable[Sequence[str]]) -> str:
 
 
 def write_short(model: str = "") -> str:
-    """Compare select with plain, one line per training, of all networks or of one."""
-    head = """\
-| training | plain | select | relative change: error | p | loss | p | cost |
-|---|---|---|---|---|---|---|---|"""
+    """Compare select with plain, one line per training, of all networks or of one.
+
+    Of one, for the README: without the loss.
+    """
+    heads = [
+        "training", "plain", "select", "change of the error (95 % interval)", "p",
+        "of the loss", "p", "cost",
+    ]  # fmt: skip
     rows = [
         [
             group.title + missing,
@@ -93,7 +97,9 @@ def write_short(model: str = "") -> str:
         for group, missing, found in load_pairs()
         if model in ("", group.config["model"])
     ]
-    return as_table(head, rows)
+    kept = [n for n in range(8) if not model or n not in (5, 6)]
+    head, *lines = ([cells[n] for n in kept] for cells in (heads, *rows))
+    return as_table(f"| {' | '.join(head)} |\n|{'---|' * len(head)}", lines)
 
 
 def show_costs(plain: Row, select: Row) -> str:

@@ -40,11 +40,11 @@ ROOMS = {
     "integrations": Room(5, 172, 0),
     "zoo": Room(6, 406, 5),
     "data": Room(6, 770, 4),
-    "train": Room(7, 1076, 7),
+    "train": Room(7, 1075, 7),
     "bench": Room(8, 247, 3),
     "reproduce": Room(8, 239, 2),
     "report": Room(9, 930, 2),
-    "cli": Room(10, 747, 0),
+    "cli": Room(10, 748, 0),
 }
 MOST_STATEMENTS, MOST_FUNCTIONS = 10_000, 907
 MOST_IN_TESTS = 12_000

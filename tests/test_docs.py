@@ -53,6 +53,10 @@ def assert_something_happens(out):
     assert out.count("no step, since stop_at has passed") == 4
 
 
+def test_the_docs_stay_short():
+    assert sum(len(page.read_text().split()) for page in (ROOT / "docs").glob("*.md")) <= 12_000
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     links = re.findall(r"\]\(([^)]+)\)", page.read_text())

@@ -65,12 +65,15 @@ def run(options: Namespace) -> None:
         _measure(rows, (plain, model, small), example, options.repeats)
     print_rows(rows, as_json=options.json)
     if not options.json:
-        print(f"{out}: batches of {options.batch_size}, CPU time on one thread, models in turn")
-        if kept.params > dense.params:
+        times = f" (batches of {options.batch_size}, CPU time on one thread, models in turn)"
+        print(f"wrote {out}{times if options.table else ''}")
+        if kept.params >= dense.params:
             print(
-                "Larger than the plain network, because shifts are stored as small convolutions. "
-                "For a smaller network, train with --method dealloc."
+                "No smaller than the plain network"
+                f"{', because shifts are small convs' if kept.params > dense.params else ''}"
+                ": train with --method dealloc for that."
             )
+        print(f"next: sc.load_compressed({str(out)!r}) in Python; selectconv export {options.dir}")
 
 
 def _measure(

@@ -41,6 +41,8 @@ def run(options: Namespace) -> None:
     size, batches = out.stat().st_size, " and ".join(map(str, BATCHES))
     words = (
         f"{out}: {size / 1000:,.0f} kB, agrees with PyTorch to {TOLERANCE:g} for batches of "
-        f"{batches}{' and two sizes of images' if options.dynamic else ''}"
+        f"{batches}{' and two sizes of images' if options.dynamic else ''}\n"
+        f"next: onnxruntime.InferenceSession({str(out)!r}) in Python, or, to compare sizes and "
+        f"times: selectconv compress {options.dir} --table"
     )
     print(json.dumps({"file": str(out), "bytes": size}) if options.json else words)

@@ -190,6 +190,9 @@ def write_report(
     known = damaged | problems
     for path in build_report(found, grid, known, time=time).write(out):
         console.print(f"wrote {path}")
+    console.print(
+        f"next: open {out / 'report.html'} in a browser; {out / 'tables.md'} says it in words"
+    )
     return known
 
 

@@ -183,15 +183,17 @@ def run(options: Namespace) -> None:
             folder.clear()
         last = carry_out(config, folder, console, options)
     result = f"train loss {last['train_loss']:.4f}, no test images"
-    verbs = {"compress": "a smaller network with the same outputs", "export": "an ONNX file"}
+    verbs = {"compress": "the network without its closed slots", "export": "an ONNX file"}
     if last["test_error"] is not None:
         result = f"test error {last['test_error']:.2f} %"
         verbs |= {"eval": "test its weights again", "report": "tables and figures of the run"}
     console.print(f"done: {result} at the last epoch; see {folder.path}")
-    if console.is_terminal:
-        place = shlex.quote(str(folder.path))
-        commands = [(f"selectconv {verb} {place}", words) for verb, words in verbs.items()]
-        console.print(list_commands("next:", commands))
+    place = shlex.quote(str(folder.path))
+    console.print(
+        list_commands(
+            "next:", [(f"selectconv {verb} {place}", words) for verb, words in verbs.items()]
+        )
+    )
 
 
 def choose_run(

@@ -172,8 +172,7 @@ def reallocate(
     moved = order[: round(share * layer.in_channels)]
     sources = order[len(moved) : len(moved) + _SOURCES]
     chosen = torch.randint(len(sources), (len(moved),), generator=generator)
-    axes = layer.weight.ndim - 2
-    shift = None
+    axes, shift = layer.weight.ndim - 2, None
     if shifts == "learned":
         shift = draw_shift(len(moved), axes, _MAX_SHIFT, generator)
     elif shifts == "whole":

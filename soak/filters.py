@@ -26,17 +26,16 @@ class FilterWalk(Walk):
 
     def allocate(self, gamma: float) -> None:
         """Train a step, close filters down to the nearest target, and train another."""
-        for target in TARGETS:
-            with suppress(ValueError):  # the target cannot be reached
-                return self._allocate(target)
-        raise sc.AllocationError(f"no target of {TARGETS} can be reached")
-
-    def _allocate(self, target: float) -> None:
         optimizer = torch.optim.SGD(sc.param_groups(self.model), lr=0.01, weight_decay=1e-4)
-        allocator = sc.ChannelAllocator(
-            self.model, optimizer, total_epochs=1, stop_at=1.0, mode="dealloc",
-            granularity="filter", target_macs=target, example_input=self.x,
-        )  # fmt: skip
+        for target in TARGETS:
+            with suppress(ValueError):  # it cannot be reached, or nothing can be closed
+                allocator = sc.ChannelAllocator(
+                    self.model, optimizer, total_epochs=1, stop_at=1.0, mode="dealloc",
+                    granularity="filter", target_macs=target, example_input=self.x,
+                )  # fmt: skip
+                break
+        else:
+            raise sc.AllocationError(f"no target of {TARGETS} can be reached")
         self.data["target"] = target
         for epoch in range(2):
             optimizer.zero_grad()

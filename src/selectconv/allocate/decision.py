@@ -99,8 +99,9 @@ def _close_filters(settings: Settings, filters: Filters, epoch: int | None) -> d
     queue = FilterQueue(filters, settings.damage, FLOOR)
     if settings.gamma == "auto":
         # The share of all steps so far: that of one may be less than a block.
-        epochs = [None] if epoch is None else range(epoch + 1)
-        share = sum(share_of_slots(settings, one) for one in epochs)
+        share = sum(
+            share_of_slots(settings, one) for one in ([None] if epoch is None else range(epoch + 1))
+        )
         closed = 0 if epoch is None else int((~filters.find_open()).sum())
         number = int((queue.sizes.cumsum(0) + closed <= share * len(filters.groups)).sum())
     else:

@@ -127,6 +127,7 @@ class Filters:
         families: the numbers of the groups that the same layers make, and how many go at once.
         readers: who reads them, by name.
         left_open: (G,) bool, the groups that the last step left open.
+        spared: the numbers of the groups that steps leave alone.
 
     Raises:
         AllocationError: nothing can be closed; the message says what holds the channels.
@@ -174,6 +175,7 @@ class Filters:
         if len(frozen) == len(self.groups):
             warn("frozen layers make or read every filter: no step closes any while they do.")
         self.left_open = self.find_open()
+        self.spared: list[int] = []
         self._observers = {
             name: reader.source
             for name, reader in self.readers.items()
@@ -297,7 +299,7 @@ class FilterQueue:
             level[widths.cumsum(0) > room] = math.inf
             levels.scatter_reduce_(0, own[by_rank], level, "amax")
         levels[~is_open] = math.inf
-        levels[filters.find_frozen()] = math.inf
+        levels[filters.find_frozen() + filters.spared] = math.inf
         self._units = _bundle(filters, levels)
         self.levels = torch.cat([levels[:0], *(levels[unit].amax()[None] for unit in self._units)])
         self.owners = torch.arange(len(self._units), device="cpu")

@@ -72,8 +72,9 @@ def as_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
     optimizers: list[torch.optim.Optimizer] = []
     for one in given if optimizer is not None else ():
         # Of Accelerate, Lightning, timm's Lookahead, SAM: the state is that of the inner one.
-        held = getattr(one, "__dict__", {}).values()
-        inner = [value for value in held if isinstance(value, torch.optim.Optimizer)]
+        inner = [
+            x for x in getattr(one, "__dict__", {}).values() if isinstance(x, torch.optim.Optimizer)
+        ]
         if not inner and not isinstance(one, torch.optim.Optimizer):
             raise TypeError(
                 "`optimizer` must be a torch optimizer or a list of them, got "

@@ -72,12 +72,11 @@ def torch_conv(conv: nn.Module) -> type[nn.Module] | None:
     kind: Any = type(conv)
     for plain in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
         if issubclass(kind, plain) and kind.__call__ == plain.__call__:
-            above = kind.__mro__[: kind.__mro__.index(plain)]
             has_others = any(
                 (callable(value) or isinstance(value, property))
                 and name not in ("reset_parameters", "extra_repr")
                 and (hasattr(plain, name) or not name.startswith("_"))
-                for one in above
+                for one in kind.__mro__[: kind.__mro__.index(plain)]
                 for name, value in vars(one).items()
                 if not name.startswith("__")
             )

@@ -247,8 +247,9 @@ def _zero_after(flow: Dataflow, op: Operation, zero: dict[fx.Node, Mask]) -> Mas
         return reduce(operator.or_, masks)
     if name in ("add", "sub") and len(values) == len(masks) and not op.node.kwargs:
         return reduce(operator.and_, masks)
-    is_over = len(masks) == 1 and values[0] is operands[0]  # 0 / 0 is not 0
-    return masks[0] if name in ("div", "truediv", "neg") and is_over else never
+    # 0 / 0 is not 0.
+    is_kept = name in ("div", "truediv", "neg") and len(masks) == 1 and values[0] is operands[0]
+    return masks[0] if is_kept else never
 
 
 def _keeps_zero(op: Operation) -> bool:

@@ -706,13 +706,6 @@ def average_all(follower, model):
         own.copy_(0.9999 * own + (1.0 - 0.9999) * its)
 
 
-def test_wrappers_are_looked_through_and_an_optimizer_need_not_have_stepped():
-    model, silent = silent_net()
-    wrapped = torch.compile(nn.DataParallel(model), backend="eager")
-    optimizer = torch.optim.Adafactor(model.parameters())  # its state would be refused
-    assert allocator_for(wrapped, optimizer).step(0).reallocated == silent
-
-
 # State
 
 

@@ -345,6 +345,15 @@ def test_a_plan_that_does_not_fit_changes_nothing():
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
+def test_channels_that_save_nothing_are_spared():
+    net = drawn(NETS["features.unsqueeze"]())
+    steps = allocator(net, target_macs=0.5, total_epochs=1)
+    net(X)  # for inputs that are observed
+    steps.step(0)
+    small = sc.compress(net, X)
+    assert (small.down.out_features, small.get_submodule("a.0").out_channels < 16) == (8, True)
+
+
 def test_steps_count_what_plain_convs_still_read():
     torch.manual_seed(0)
     widths = ((3, 24), (24, 32), (32, 40))
@@ -369,6 +378,4 @@ def test_auto_closes_a_share_of_the_filters(width):
         train(net, trainer)
         steps.step(epoch)
     small = sc.compress(net, X)
-    assert not has_gather(small)
-    left = small.get_submodule("1.0").in_channels + small.get_submodule("2.2").in_features
-    assert 0.8 <= left / (2 * width) < 1
+    assert 0.7 <= small.get_submodule("2.2").in_features / width < 1

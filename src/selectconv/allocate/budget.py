@@ -10,7 +10,7 @@ saves nothing yet, since gathering the others would not pay, they would close to
 
 import math
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -148,15 +148,15 @@ class CostAfter:
         unread = self._filters.unread(plans) if self._filters else None
         return self._counter.count(unread, is_exact=is_exact)
 
-    def saved_by_slot(self, kind: str) -> dict[str, float]:
-        """Return, by layer, the "macs" or "params" that an input channel has in the dense model."""
-        saved: dict[str, float] = {}
+    def saved_by_slot(self, kind: str) -> tuple[dict[str, float], dict[str, float]]:
+        """Return, by layer, the "macs" or "params" that an input and an output channel has."""
+        inputs, outputs = defaultdict[str, float](float), defaultdict[str, float](float)
         for op in (operations := self._counter.flow.operations).values():
             if op.module is not None and op.kind in (Kind.CONV, Kind.TRANSPOSED, Kind.LINEAR):
                 cost = op.macs if kind == "macs" else op.module.get_parameter("weight").numel()
-                before = operations[argument(op.node)]
-                saved[op.name] = saved.get(op.name, 0.0) + cost / before.channels
-        return saved
+                inputs[op.name] += cost / operations[argument(op.node)].channels
+                outputs[op.name] += cost / op.channels
+        return inputs, outputs
 
     def count_fresh(self, kept: float) -> Cost:
         """Count the model before any allocation, with this part of each group's slots open."""
@@ -207,13 +207,14 @@ class Budget:
         self._cost = CostAfter(model, example_input, filters)
         self._kind = self.name.removeprefix("target_")  # an attribute of `Cost`
         self.dense: int = getattr(self._cost.count_fresh(1.0), self._kind)
-        self.saved = self._cost.saved_by_slot(self._kind)
+        self.saved, made = self._cost.saved_by_slot(self._kind)
         self.target: float = self.fraction * self.dense
         least = getattr(self._cost.count_fresh(FLOOR), self._kind)
         if filters is not None:
             # Closing these saves nothing: the hidden channels of squeeze-excite, for instance.
             by_group = [
                 sum(self.saved[name] * len(read) for name, read in group.readers.items())
+                + sum(made[name] * len(own) for name, own in group.makers.items())
                 for group in filters.groups
             ]
             filters.spared = [

@@ -157,9 +157,9 @@ def seconds_per_image(model: nn.Module, config: TrainConfig, info: DatasetInfo) 
                 torch.accelerator.synchronize()
             return time.perf_counter() - started
 
-        # As many images as take about half a second; the first step warms up.
+        # As many images as take about half a second; the first steps warm up, or meet other work.
         few = min(2, config.batch_size)
-        quick = min(time_step(few) for _ in range(2))
+        quick = min(time_step(few) for _ in range(6))
         count = max(few, min(config.batch_size, int(few * 0.5 / quick)))
         return min(time_step(count) for _ in range(_REPEATS)) / count
 

@@ -38,11 +38,7 @@ def _part(optimizer: Any, *_: Any) -> None:
         for layer in living_layers
         if (shift := layer._parameters.get("shift")) is not None
     }
-    if optimizer not in _parted:
-        _parted[optimizer] = []
-        with suppress(AttributeError):  # wrappers that are no whole optimizers
-            optimizer.register_state_dict_pre_hook(_join)  # after a step that failed half-way
-    _join(optimizer)
+    _join(optimizer)  # a step that failed half-way did not
     for group in list(optimizer.param_groups):
         params = group["params"]
         shifts = [p for p in params if id(p) in learns]
@@ -52,6 +48,10 @@ def _part(optimizer: Any, *_: Any) -> None:
         decay = group.get(KEY, min(group["weight_decay"] or 0.0, SHIFT_WEIGHT_DECAY))
         if decay == group["weight_decay"] and len(learned) == len(shifts):
             continue
+        if optimizer not in _parted:
+            _parted[optimizer] = []
+            with suppress(AttributeError):  # wrappers that are no whole optimizers
+                optimizer.register_state_dict_pre_hook(_join)
         apart = {**group, "params": learned, "weight_decay": decay}
         group["params"] = [p for p in params if id(p) not in learns]
         _parted[optimizer].append((group, params, [apart] if learned else []))
@@ -60,8 +60,8 @@ def _part(optimizer: Any, *_: Any) -> None:
 
 def _join(optimizer: Any, *_: Any) -> None:
     parted = _parted.get(optimizer, [])
-    added = [id(apart) for *_, aparts in parted for apart in aparts]
-    optimizer.param_groups[:] = [g for g in optimizer.param_groups if id(g) not in added]
-    for group, params, _aparts in parted:
+    for group, params, aparts in parted:
         group["params"] = params
+        kept = [g for g in optimizer.param_groups if all(g is not apart for apart in aparts)]
+        optimizer.param_groups[:] = kept
     parted.clear()

@@ -228,7 +228,7 @@ def _find_needed(
             _round_up(need, blocks.of_depthwise(len(need)))
         for other, mask in reads(flow, op, need, unread):
             needed[other] = needed.get(other, False) | mask
-            if isinstance(conv, _ConvNd) and (open_shifts(conv) % 1).any():
+            if isinstance(conv, _ConvNd) and open_shifts(conv).any():
                 _round_up(needed[other], blocks.of_shifts(conv))
     return needed
 

@@ -133,15 +133,22 @@ def plan_parts(
         [row[is_read[row] & is_kind[row]] for row in slots]
         for is_kind in (~is_shifted, is_shifted & ~is_between, is_between)
     )
-    parts = []
-    if any(map(len, copied)):
-        parts.append(_shifted(conv, by_group, copied, offset, round_to or 1, is_whole=True))
+    has_copies, has_stencils = any(map(len, copied)), any(map(len, shifted))
+    most = conv.in_channels if round_to in (None, 1) else math.inf
+    if has_copies:
         round_to = None if round_to == 1 else round_to  # joining copies what is read in any case
-    if any(map(len, shifted)):
-        parts.append(_shifted(conv, by_group, shifted, offset, block))
+    if has_stencils:
         round_to = None if round_to is None else math.lcm(round_to, block)
-    if not parts or any(map(len, still)):
-        parts.insert(0, _as_they_are(conv, by_group, still, available, round_to, gathers))
+    parts = []
+    if any(map(len, still)) or not (has_copies or has_stencils):
+        parts.append(_as_they_are(conv, by_group, still, available, round_to, gathers))
+    if has_copies:
+        total = sum(part.sources.size for part in parts) + sum(map(len, copied))
+        more = -total % block  # whole blocks, but never more than the conv reads now
+        more = more if total + more <= most else 0
+        parts.append(_shifted(conv, by_group, copied, offset, more, is_whole=True))
+    if has_stencils:
+        parts.append(_shifted(conv, by_group, shifted, offset, -sum(map(len, shifted)) % block))
     return parts
 
 
@@ -207,7 +214,7 @@ def _shifted(
     filters: Channels,
     slots: list[Channels],
     offset: npt.NDArray[np.float64],
-    block: int,
+    more: int,
     *,
     is_whole: bool = False,
 ) -> Part:
@@ -218,7 +225,6 @@ def _shifted(
     reach = tuple(np.maximum(-lowest, highest).max(axis=0).astype(int).tolist())
     stacked = _stack(slots)
     if len(slots) == 1:
-        more = -stacked.shape[1] % block
         stacked = np.pad(stacked, ((0, 0), (0, more)), constant_values=_NONE)
     by_slot = np.where(stacked == _NONE, _NONE, _index_of(conv)[stacked])
     filled = np.where(stacked == _NONE, every[-1], stacked)

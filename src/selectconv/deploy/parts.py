@@ -133,21 +133,19 @@ def plan_parts(
         [row[is_read[row] & is_kind[row]] for row in slots]
         for is_kind in (~is_shifted, is_shifted & ~is_between, is_between)
     )
-    has_copies, has_stencils = any(map(len, copied)), any(map(len, shifted))
-    most = conv.in_channels if round_to in (None, 1) else math.inf
-    if has_copies:
+    block = block if len(slots) == 1 else 1  # groups read equally many in any case
+    if any(map(len, copied)):
         round_to = None if round_to == 1 else round_to  # joining copies what is read in any case
-    if has_stencils:
+    if any(map(len, shifted)):
         round_to = None if round_to is None else math.lcm(round_to, block)
     parts = []
-    if any(map(len, still)) or not (has_copies or has_stencils):
+    if any(map(len, still)) or not any(map(len, (*copied, *shifted))):
         parts.append(_as_they_are(conv, by_group, still, available, round_to, gathers))
-    if has_copies:
+    if any(map(len, copied)):
         total = sum(part.sources.size for part in parts) + sum(map(len, copied))
-        more = -total % block  # whole blocks, but never more than the conv reads now
-        more = more if total + more <= most else 0
+        more = max(min(-total % block, conv.in_channels - total), 0)  # no more than it reads now
         parts.append(_shifted(conv, by_group, copied, offset, more, is_whole=True))
-    if has_stencils:
+    if any(map(len, shifted)):
         parts.append(_shifted(conv, by_group, shifted, offset, -sum(map(len, shifted)) % block))
     return parts
 
@@ -223,9 +221,7 @@ def _shifted(
     every = np.concatenate(slots)
     lowest, highest = np.floor(offset[every]), np.ceil(offset[every])
     reach = tuple(np.maximum(-lowest, highest).max(axis=0).astype(int).tolist())
-    stacked = _stack(slots)
-    if len(slots) == 1:
-        stacked = np.pad(stacked, ((0, 0), (0, more)), constant_values=_NONE)
+    stacked = np.pad(_stack(slots), ((0, 0), (0, more)), constant_values=_NONE)
     by_slot = np.where(stacked == _NONE, _NONE, _index_of(conv)[stacked])
     filled = np.where(stacked == _NONE, every[-1], stacked)
     offsets = offset[filled.reshape(-1)].astype(np.int64) if is_whole else None
@@ -244,16 +240,14 @@ def conv_weight(part: Part) -> Tensor:
     """Build the conv's weight for what a part reads; channels that no slot reads get zeros."""
     weight = part.conv.weight.detach().cpu()  # MPS has no float64
     width = part.conv.in_channels // part.conv.groups
-    shape = (*part.filters.shape, part.sources.shape[1], *part.conv.kernel_size)
-    out = weight.new_zeros(shape, dtype=torch.float64)
+    per_filter = (part.sources.shape[1], *part.conv.kernel_size)
+    out = weight.new_zeros(*part.filters.shape, *per_filter, dtype=torch.float64)
     for group, row in enumerate(part.slots):
         slots = row[row != _NONE]
         place = np.arange(len(slots))
         if not part.reach:
-            index = _index_of(part.conv)[slots]
-            place = np.argmax(part.sources[group][None] == index[:, None], axis=1)
-        filters = torch.from_numpy(part.filters[group])
-        own = weight[filters][:, torch.from_numpy(slots % width)].double()
+            place = np.argmax(part.sources[group] == _index_of(part.conv)[slots, None], axis=1)
+        own = weight[part.filters[group]][:, slots % width].double()
         out[group].index_add_(1, torch.from_numpy(place), own)
     return out.flatten(0, 1).to(weight.dtype).to(part.conv.weight.device)
 
@@ -271,7 +265,7 @@ def stencil_weight(part: Part) -> Tensor:
         near = np.clip(whole[:, axis].astype(int) + reach, 0, 2 * reach)
         taps[rows, near] = 1 - (offset - whole)[:, axis]
         taps[rows, near + 1] = (offset - whole)[:, axis]
-        along = [2 * reach + 1 if other == axis else 1 for other in range(len(part.reach))]
+        along = [-1 if other == axis else 1 for other in range(len(part.reach))]
         out = out * taps[:, :-1].reshape(len(slots), *along)  # the last tap is always 0
     return torch.from_numpy(out).unsqueeze(1).to(part.conv.weight.dtype).to(part.conv.weight.device)
 

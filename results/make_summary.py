@@ -18,7 +18,7 @@ from selectconv.lab.report.compare import Group, Row, group_runs
 from selectconv.lab.report.figure import draw_figure
 from selectconv.lab.report.figures_of_methods import draw_costs
 from selectconv.lab.report.findings import Finding, find_out, judge
-from selectconv.lab.report.statistics import LEVEL, compare, half_interval, show_p
+from selectconv.lab.report.statistics import LEVEL, Comparison, compare, half_interval, show_p
 from selectconv.lab.report.tables import show_spread
 from selectconv.lab.reproduce.grid import TABLES, load_grid
 
@@ -76,15 +76,11 @@ def as_table(head: str, rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([head, *("| " + " | ".join(cells) + " |" for cells in rows)])
 
 
-def write_short(model: str = "") -> str:
-    """Compare select with plain, one line per training, of all networks or of one.
-
-    Of one, for the README: without the loss.
-    """
-    heads = [
-        "training", "plain", "select", "change of the error (95 % interval)", "p",
-        "of the loss", "p", "cost",
-    ]  # fmt: skip
+def write_pairs() -> str:
+    """Compare select with plain of the same trained size, one line per training."""
+    head = """\
+| training | plain | select | change of the error (95 % interval) | p | of the loss | p | cost |
+|---|---|---|---|---|---|---|---|"""
     rows = [
         [
             group.title + missing,
@@ -95,11 +91,25 @@ def write_short(model: str = "") -> str:
             show_costs(found["error"].against, found["error"].row),
         ]
         for group, missing, found in load_pairs()
-        if model in ("", group.config["model"])
     ]
-    kept = [n for n in range(8) if not model or n not in (5, 6)]
-    head, *lines = ([cells[n] for n in kept] for cells in (heads, *rows))
-    return as_table(f"| {' | '.join(head)} |\n|{'---|' * len(head)}", lines)
+    return as_table(head, rows)
+
+
+def write_contests(about: str = "") -> str:
+    """List the networks of each comparison of several, or of those about something, by cost."""
+    head = """\
+| training | network | error | change (95 % interval) | cost |
+|---|---|---|---|---|"""
+    rows = []
+    for _, group, _ in load_groups():
+        title = group.contest.get("title", "")
+        done = [row for row in group.rows if title and title.startswith(about) and row.runs]
+        for row in done:
+            result = compare(done[0].measured("error"), row.measured("error"))
+            change = "" if row is done[0] or result is None else show_change(result)
+            words = [title if row is done[0] else "", row.name, show(row), change]
+            rows.append([*words, show_costs(done[0], row)])
+    return as_table(head, rows)
 
 
 def show_costs(plain: Row, select: Row) -> str:
@@ -112,7 +122,7 @@ def show_costs(plain: Row, select: Row) -> str:
         / fmean(getattr(cost, name) for cost in plain.costs("deployed"))
         for name in ("params", "macs")
     )
-    [time] = [run.time["value"] for run in select.runs.values() if run.time]
+    time = next((run.time["value"] for run in select.runs.values() if run.time), math.nan)
     before, after = (
         min(
             line["seconds"]
@@ -128,9 +138,12 @@ def answer(finding: Finding | None) -> list[str]:
     """Show a change with its interval, and p."""
     if finding is None:
         return ["-", "-"]
-    result = finding.result
-    change = f"{result.change:+.1f} % ({result.low:+.1f} to {result.high:+.1f})"
-    return [change, show_p(finding.p).removeprefix("= ")]
+    return [show_change(finding.result), show_p(finding.p).removeprefix("= ")]
+
+
+def show_change(result: Comparison) -> str:
+    """Show a change with its interval."""
+    return f"{result.change:+.1f} % ({result.low:+.1f} to {result.high:+.1f})"
 
 
 def show(row: Row) -> str:
@@ -305,7 +318,7 @@ def read_measure(folder: str, method: str, seed: int, measure: str) -> float:
 
 def write_long() -> str:
     """Compare select with plain, say all findings, grid by grid, then list the screening."""
-    lines = [write_short(), ""]
+    lines = [write_pairs(), "", write_contests(), ""]
     for table, group, findings in load_groups():
         title = f"### [`{table}`]({table}/tables.md)"
         if (findings or draw_group(table, group)) and title not in lines:
@@ -340,7 +353,11 @@ def fill(page: str, summary: str) -> str:
 
 def write_pages() -> dict[Path, str]:
     """Write the pages, with what the runs say between their marks, and the figure."""
-    summaries = {"short": write_short("densenet40"), "long": write_long(), "auto": write_auto()}
+    summaries = {
+        "short": write_contests("Equal deployed cost"),
+        "long": write_long(),
+        "auto": write_auto(),
+    }
     pages = {
         path: fill(path.read_text(encoding="utf-8"), summaries[kind])
         for path, kind in PAGES.items()

@@ -45,7 +45,6 @@ UNTRIED = {
     "selectconv models": "builds all networks; test_cli.py does it",
     "python examples/fetch_fashion_mnist.py": "needs apt; test_examples.py has one of its own",
     "python examples/smaller.py": "test_examples.py runs it",
-    "python benchmarks/greedy_gap.py": "takes minutes",
     "python benchmarks/shifted_convs.py": "takes minutes",
     "python benchmarks/gather_cost.py": "takes minutes",
     "python benchmarks/speed.py": "takes an hour",

@@ -12,7 +12,6 @@ from oracles_allocation import (
     most_closable,
     realloc_outcomes,
 )
-from scripts import load_script
 from selectconv import AllocationError, AllocationPlan
 from selectconv.core.allocation import (
     ReallocRule,
@@ -91,30 +90,6 @@ def test_the_greedy_choice_can_miss_the_optimum():
     necdm = [[0.5, 0.0], [0.0, 0.53125], [0.5, 0.46875]]  # order 0, 2, 1: stops at 2
     assert choose_dealloc(torch.tensor(necdm), 0.625).tolist() == [0]
     assert most_closable(necdm, 0.625) == 2
-
-
-@pytest.fixture(scope="module")
-def greedy_gap():
-    return load_script("benchmarks/greedy_gap.py")
-
-
-def test_the_benchmarks_optimum_is_the_exact_one(greedy_gap):
-    for seed in range(5):
-        signed = torch.randn(7, 2, generator=torch.Generator().manual_seed(seed)).double() / 7
-        for gamma in (0.0, 0.1, 0.4):
-            found = greedy_gap.largest_fitting_subset(signed.numpy(), gamma)
-            assert found == most_closable(signed.tolist(), gamma)
-
-
-def test_the_benchmark_measures_the_gap_and_prints_it(greedy_gap, capsys):
-    row = greedy_gap.measure_gap(slots=10, outputs=4, gamma=0.3, trials=5, seed=0)
-    assert 0 <= row["abs_mean_gap"] <= row["abs_worst_gap"]
-    assert row["greedy"] <= row["abs_best"] < row["signed_best"]  # signs cancel: more slots fit
-    greedy_gap.main(["--trials", "1", "--json"])
-    rows = json.loads(capsys.readouterr().out)
-    assert [(row["slots"], row["outputs"], row["gamma"]) for row in rows] == list(greedy_gap.CASES)
-    greedy_gap.main(["--trials", "1"])
-    assert len(capsys.readouterr().out.splitlines()) == 1 + len(greedy_gap.CASES)
 
 
 # Algorithm 2: scores

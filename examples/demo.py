@@ -67,8 +67,8 @@ def compare(runs: dict[str, Run]) -> Table:
     """Set the runs side by side."""
     table = Table(title="Same network, same start, same images, same number of trained weights")
     table.add_column("method")
-    heads = ("error on unseen images", "loss", "slots moved", "seconds", "deployed params")
-    for head in (*heads, "deployed MACs"):
+    about_run = ("error on unseen images", "loss", "slots moved", "seconds")
+    for head in (*about_run, "deployed params", "deployed MACs"):
         table.add_column(head, justify="right")
     for method, run in runs.items():
         endpoint = "held-out" if run.holdout else "test"

@@ -94,6 +94,8 @@ def test_several_networks_are_asked_in_the_order_of_their_contest(tmp_path):
         {"arm": "slots", "against": "thin", "measure": "loss"},
         {"arm": "plain", "against": "thin"},
         {"arm": "slots", "against": "thin"},
+        {"arm": "slots", "against": "thin", "measure": "loss", "apart": True},
+        {"arm": "thin", "against": "plain", "apart": True},
     ]
     runs = []
     for arm, method, width, scores in (
@@ -108,12 +110,15 @@ def test_several_networks_are_asked_in_the_order_of_their_contest(tmp_path):
             write_run(tmp_path / runs[-1].name, **settings, holdout=holdout)
     contest = {"title": "Few", "test": "In order.", "questions": questions}
     grid = Grid("table2", "", "", "", "", tuple(runs), contests={"few": contest})
-    within, loss, error, last = ask(tmp_path, grid)
+    within, loss, error, last, *apart = ask(tmp_path, grid)
     assert within.verdict == "shown to be within 3 points"
     assert (loss.row.name, loss.against.name) == ("slots", "thin")
     assert loss.verdict == "lower at the level of 0.05"
     assert error.verdict.startswith("no difference found")
     assert last.verdict == "not tested: the preceding test was not significant"
+    assert [one.test for one in apart] == [" after Holm's correction"] * 2
+    assert [one.p / one.result.p for one in apart] == pytest.approx([2, 1])  # the smaller twice
+    assert not any("not tested" in one.verdict for one in apart)
     [group] = group_runs(collect([tmp_path]).runs, grid)
     table = build_table(group)
     assert table.title == "Few"

@@ -106,18 +106,36 @@ def _ask(group: Group, row: Row, family: list[Row]) -> Iterator[Finding]:
 
 
 def _ask_in_order(group: Group) -> Iterator[Finding]:
-    """Ask what a comparison of several networks asks, each only if the one before succeeded."""
-    rows = {row.name: row for row in group.rows}
+    """Ask what a comparison of several networks asks, each only if the one before succeeded.
+
+    Those marked `apart` are asked whatever came before, corrected by Holm's method.
+    """
+    rows, questions = {row.name: row for row in group.rows}, group.contest["questions"]
+    found = [
+        compare(
+            *(rows[one[end]].measured(one.get("measure", "error")) for end in ("against", "arm")),
+            one.get("margin", math.nan),
+        )
+        for one in questions
+    ]
+    corrected = correct_holm(
+        {
+            number: 1.0 if result is None else result.p
+            for number, result in enumerate(found)
+            if questions[number].get("apart")
+        }
+    )
     is_asked = True
-    for question in group.contest["questions"]:
-        row, against = rows[question["arm"]], rows[question["against"]]
-        measure, margin = question.get("measure", "error"), question.get("margin")
-        result = compare(against.measured(measure), row.measured(measure), margin or math.nan)
+    for number, (question, result) in enumerate(zip(questions, found, strict=True)):
         if result is None:
             continue
+        row, against = rows[question["arm"]], rows[question["against"]]
+        measure, margin = question.get("measure", "error"), question.get("margin")
         num_missing = len(row.missing) + len(against.missing)
         p, test = (result.p_within, WITHIN) if margin else (result.p, "")
-        verdict = judge(p, result, num_missing, is_asked=is_asked, margin=margin)
+        p, test = (corrected[number], HOLM) if number in corrected else (p, test)
+        is_due = is_asked or number in corrected
+        verdict = judge(p, result, num_missing, is_asked=is_due, margin=margin)
         yield Finding(row, against, measure, "", result, p, test, verdict)
         is_asked = is_asked and p < LEVEL and (margin is not None or result.change < 0)
 

@@ -62,7 +62,8 @@ class Grid:
         contests: comparisons of several networks, by name: `title`, `test`, and `questions` in the
             order in which they are asked. Each has an `arm`, the arm that it is compared `against`,
             and perhaps a `measure` (default: error) or a `margin` within which it counts as no
-            worse; without one, the question is whether it is lower.
+            worse; without one, the question is whether it is lower. Those marked `apart` are asked
+            whatever came before, with Holm's correction.
     """
 
     table: str

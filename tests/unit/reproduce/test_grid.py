@@ -108,7 +108,7 @@ def test_the_reduced_table_2_sets_the_same_cost_for_every_method():
         ("table1", "equal-cost", 6, 10),
         ("table1", "equal-cost-fashion", 2, 10),
         ("table1", "equal-cost-more-images", 2, 10),
-        ("table2", "spare", 5, 10),
+        ("table2", "spare", 7, 10),
         ("table2", "resnet20", 5, 3),
     ],
 )
@@ -131,11 +131,14 @@ def test_the_fair_table_2_is_that_of_the_protocol():
         runs,
         lambda run: (
             run.config.method, run.config.model_options["growth_rate"], run.config.epochs,
+            run.config.target_macs, run.config.bn_sparsity,
         ),
     )  # fmt: skip
+    by_gamma = (None, 1e-5)
     assert arms.keys() == {
-        ("plain", 6, 60), ("dealloc", 6, 60), ("plain", 4, 60), ("plain", 4, 120), ("plain", 5, 60),
+        ("plain", 6, 60, *by_gamma), ("dealloc", 6, 60, *by_gamma), ("plain", 4, 60, *by_gamma),
+        ("plain", 4, 120, *by_gamma), ("plain", 5, 60, *by_gamma),
+        ("slimming", 6, 60, 0.48, 0.0), ("slimming", 6, 60, 0.48, 1e-4),
     }  # fmt: skip
     assert all(seeds == set(range(30, 40)) for seeds in arms.values())
-    assert {run.config.target_macs for run in runs} == {None}
     assert all(run.config.gamma == 0.02 for run in runs if run.config.method == "dealloc")

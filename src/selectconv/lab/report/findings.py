@@ -17,7 +17,8 @@ from selectconv.lab.report.statistics import (
     show_p,
 )
 
-HOLM, WITHIN = " after Holm's correction", " by two one-sided tests"
+HOLM, NO_HOLM = " after Holm's correction", " without correction"
+WITHIN = " by two one-sided tests"
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,10 @@ def _ask(group: Group, row: Row, family: list[Row]) -> Iterator[Finding]:
     margin = math.nan if group.grid.margin is None else group.grid.margin
     is_asked = True
     for column, against, measure, related in questions:
-        before = against.measured(measure)
-        found = {one: compare(before, one.measured(measure), margin) for one in related}
+        found = {
+            one: compare(against.measured(measure), one.measured(measure), margin)
+            for one in related
+        }
         result = found[row]
         if result is None:
             continue
@@ -101,8 +104,9 @@ def _ask(group: Group, row: Row, family: list[Row]) -> Iterator[Finding]:
         if column == "error" and group.grid.margin is not None:
             shown = "shown" if result.p_within < LEVEL and not num_missing else "not shown"
             verdict = f"{shown} to be within {margin:g} points"
-            p = result.p_within
-            yield Finding(row, against, measure, "no loss", result, p, WITHIN, verdict)
+            yield Finding(
+                row, against, measure, "no loss", result, result.p_within, WITHIN, verdict
+            )
 
 
 def _ask_in_order(group: Group) -> Iterator[Finding]:
@@ -111,14 +115,15 @@ def _ask_in_order(group: Group) -> Iterator[Finding]:
     Those marked `apart` are asked whatever came before, corrected by Holm's method.
     """
     rows, questions = {row.name: row for row in group.rows}, group.contest["questions"]
-    found = [
-        compare(
-            *(rows[one[end]].measured(one.get("measure", "error")) for end in ("against", "arm")),
-            one.get("margin", math.nan),
-        )
+    asked = [
+        (rows[one["arm"]], rows[one["against"]], one.get("measure", "error"), one.get("margin"))
         for one in questions
     ]
-    corrected = correct_holm(
+    found = [
+        compare(against.measured(measure), row.measured(measure), margin or math.nan)
+        for row, against, measure, margin in asked
+    ]
+    apart = correct_holm(
         {
             number: 1.0 if result is None else result.p
             for number, result in enumerate(found)
@@ -126,16 +131,14 @@ def _ask_in_order(group: Group) -> Iterator[Finding]:
         }
     )
     is_asked = True
-    for number, (question, result) in enumerate(zip(questions, found, strict=True)):
+    for number, result in enumerate(found):
         if result is None:
             continue
-        row, against = rows[question["arm"]], rows[question["against"]]
-        measure, margin = question.get("measure", "error"), question.get("margin")
+        row, against, measure, margin = asked[number]
         num_missing = len(row.missing) + len(against.missing)
         p, test = (result.p_within, WITHIN) if margin else (result.p, "")
-        p, test = (corrected[number], HOLM) if number in corrected else (p, test)
-        is_due = is_asked or number in corrected
-        verdict = judge(p, result, num_missing, is_asked=is_due, margin=margin)
+        p, test = (apart[number], HOLM) if number in apart else (p, test)
+        verdict = judge(p, result, num_missing, is_asked=is_asked or number in apart, margin=margin)
         yield Finding(row, against, measure, "", result, p, test, verdict)
         is_asked = is_asked and p < LEVEL and (margin is not None or result.change < 0)
 
@@ -167,10 +170,9 @@ def judge(
 
 def _look_further(group: Group) -> Iterator[Finding]:
     """Compare what nobody asked beforehand, and say so: the test loss, and select against +S."""
-    select, test = group.find("select"), " without correction"
-    verdict = "not among the questions named beforehand"
-    plain = group.baseline("loss") if group.endpoint == "test" else NO_ROW
-    for against, measure in ((plain, "loss"), (group.find("shift"), "error")):
+    select, verdict = group.find("select"), "not among the questions named beforehand"
+    asked = [(group.baseline("loss"), "loss")] if group.endpoint == "test" else []
+    for against, measure in (*asked, (group.find("shift"), "error")):
         result = compare(against.measured(measure), select.measured(measure))
         if result is not None:
-            yield Finding(select, against, measure, "", result, result.p, test, verdict)
+            yield Finding(select, against, measure, "", result, result.p, NO_HOLM, verdict)

@@ -23,10 +23,10 @@ from selectconv.lab.report.tables import show_spread
 from selectconv.lab.reproduce.grid import TABLES, load_grid
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = {
-    ROOT / "README.md": "short",
-    ROOT / "results" / "README.md": "long",
-    ROOT / "results" / "SCREENING.md": "auto",
+PAGES = {  # what stands between their marks, in order
+    ROOT / "README.md": ("smaller", "better"),
+    ROOT / "results" / "README.md": ("long",),
+    ROOT / "results" / "SCREENING.md": ("auto",),
 }
 FIGURE, FIGURES = ROOT / "results" / "pairs.svg", ROOT / "results" / "figures"
 BEGIN, END = "<!-- from here: results/make_summary.py -->", "<!-- to here -->"
@@ -344,23 +344,26 @@ def draw_group(table: str, group: Group) -> list[tuple[str, str, str]]:
     return figures
 
 
-def fill(page: str, summary: str) -> str:
-    """Put a summary between the marks of a page."""
-    before, rest = page.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n{summary}\n{END}{after}"
+def fill(page: str, summaries: Iterable[str]) -> str:
+    """Put summaries between the marks of a page."""
+    start, *parts = page.split(BEGIN)
+    blocks = zip(summaries, parts, strict=True)
+    return start + "".join(
+        f"{BEGIN}\n{summary}\n{END}{part.partition(END)[2]}" for summary, part in blocks
+    )
 
 
 def write_pages() -> dict[Path, str]:
     """Write the pages, with what the runs say between their marks, and the figure."""
     summaries = {
-        "short": write_contests("Equal deployed cost"),
+        "smaller": write_contests("Fair Table 2"),
+        "better": write_contests("Equal deployed cost"),
         "long": write_long(),
         "auto": write_auto(),
     }
     pages = {
-        path: fill(path.read_text(encoding="utf-8"), summaries[kind])
-        for path, kind in PAGES.items()
+        path: fill(path.read_text(encoding="utf-8"), [summaries[kind] for kind in kinds])
+        for path, kinds in PAGES.items()
     }
     costs = [one for table, group, _ in load_groups() for one in draw_group(table, group)]
     return {**pages, FIGURE: draw_pairs(), **{FIGURES / name: text for name, _, text in costs}}

@@ -16,6 +16,7 @@ from selectconv.allocate.agreement import agree
 from selectconv.allocate.budget import Budget, CostAfter
 from selectconv.allocate.decision import decide
 from selectconv.allocate.filters import Filters
+from selectconv.allocate.last_readers import LastReaders
 from selectconv.allocate.loop_check import LoopCheck
 from selectconv.allocate.optimizers import check_owns, decays
 from selectconv.allocate.replicas import Replicas
@@ -26,7 +27,7 @@ from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import count_slots, unwrap
 from selectconv.core.plan import AllocationPlan
 from selectconv.core.threads import num_threads
-from selectconv.errors import AllocationError
+from selectconv.errors import AllocationError, CompressionError
 from selectconv.graph.example import as_arguments
 from selectconv.tables import counted
 
@@ -138,6 +139,12 @@ class ChannelAllocator:
                 raise ValueError("`granularity` 'filter' needs an `example_input`.")
             self.filters = Filters(self.model, example_input)
             self.filters.check(self._replicas.trained_by)
+        self._last_readers = None
+        if gamma == "auto" and self.settings.reopens and example_input is not None:
+            try:
+                self._last_readers = LastReaders(self.model, example_input)
+            except CompressionError as error:
+                warn(f"`gamma` 'auto' does not know who else reads a channel: {error}")
         self.budget = None
         if self.settings.target:
             self.budget = Budget(self.model, self.settings, example_input, self.filters)
@@ -273,6 +280,7 @@ class ChannelAllocator:
         plan, _ = decide(
             settings, self.state, self.model, known, self.last_epoch + 1,
             reopens=settings.reopens, budget=self.budget, filters=self.filters,
+            last_readers=self._last_readers,
         )  # fmt: skip
         return AllocationReport(None, plan, unknown)
 
@@ -373,6 +381,7 @@ class ChannelAllocator:
         return decide(
             self.settings, self.state, self.model, self.layers, epoch,
             closes=closes, reopens=reopens, budget=self.budget, filters=self.filters,
+            last_readers=self._last_readers,
         )  # fmt: skip
 
     def _tabulate(self, gammas: Iterable[float], known: Mapping[str, SelectConvNd]) -> GammaTable:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from selectconv.allocate.budget import FLOOR, Budget, ClosingQueue
 from selectconv.allocate.filters import FilterQueue, Filters
+from selectconv.allocate.last_readers import LastReaders
 from selectconv.allocate.settings import AllocatorState, Settings
 from selectconv.checks import warn
 from selectconv.core.layer import SelectConvNd
@@ -45,6 +46,7 @@ def decide(
     reopens: bool = False,
     budget: Budget | None = None,
     filters: Filters | None = None,
+    last_readers: LastReaders | None = None,
 ) -> tuple[AllocationPlan, AllocatorState]:
     """Decide what to close and to re-open: a plan, and the allocator's state after it.
 
@@ -58,6 +60,7 @@ def decide(
         reopens: whether to re-open slots.
         budget: what the model may cost after the step.
         filters: those that are closed whole, in place of slots.
+        last_readers: finds the slots that stay because nobody else reads their channel.
 
     Raises:
         AllocationError, MeanSourceError: as `ChannelAllocator.step`.
@@ -71,6 +74,9 @@ def decide(
     generator = state.make_generator()
     now = state.last_epoch if epoch is None else epoch
     protected = state.protected(now, settings.grace)
+    if last_readers is not None:
+        kept = last_readers.find(layers, settings.damage)
+        protected = {name: kept[name] | protected[name] for name in kept}
     if budget is not None and epoch is not None and layers:
         plans = budget.plan(layers, epoch, protected, generator)
     elif filters is not None and not reopens:

@@ -49,7 +49,8 @@ class ChannelAllocator:
         total_epochs: the length of the training.
         gamma: the largest share of any output that one step may remove. "auto": each step solves
             for the gamma that closes a share of the slots that suits the length of the training;
-            `grace` is then at least a tenth of the training.
+            `grace` is then at least a tenth of the training. With an `example_input`, a slot stays
+            if nobody else reads its channel.
         top_k: K: a re-opened slot reads what one of the K most important slots reads.
         max_copies: N_max, the most copies of a channel. None: no limit.
         stop_at: the first part of the training, from 0 to 1, in which steps act.
@@ -61,7 +62,8 @@ class ChannelAllocator:
             for the gamma that meets a budget, which falls from step to step. In modes that
             re-allocate, a step closes at least what `gamma` would close.
         target_params: the same for parameters. Give at most one of the two targets.
-        example_input: as for `sc.count`; needed for a target, and for the cost in `preview`.
+        example_input: as for `sc.count`; needed for a target, and for the cost in `preview`; read
+            by `gamma="auto"`.
         followers: copies of the model, such as an EMA of its weights, that get the same plan.
         granularity: what a step closes: "slot", an input channel of one layer (the paper), or
             "filter", a channel in all its readers at once, so that it vanishes and the compressed
@@ -143,6 +145,11 @@ class ChannelAllocator:
         if gamma == "auto" and self.settings.reopens and example_input is not None:
             try:
                 self._last_readers = LastReaders(self.model, example_input)
+                if self._last_readers.keep_all():
+                    warn(
+                        "`gamma` 'auto' closes nothing here: each channel has a single reader. "
+                        "Give a number as `gamma`, and no reader is spared."
+                    )
             except CompressionError as error:
                 warn(f"`gamma` 'auto' does not know who else reads a channel: {error}")
         self.budget = None

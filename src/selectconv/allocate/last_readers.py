@@ -42,6 +42,11 @@ class LastReaders:
                     self._numbers[name][channels] = torch.arange(len(channels)) + self._count
                 self._count += max(map(len, group.readers.values()))
 
+    def keep_all(self) -> bool:
+        """Return whether every slot is the only one that reads its channel: none can be closed."""
+        numbers = torch.cat([*self._numbers.values()])
+        return bool((numbers >= 0).all()) and len(numbers.unique()) == len(numbers)
+
     def find(self, layers: Mapping[str, SelectConvNd], damage: str) -> dict[str, Tensor]:
         """Return, by layer, the slots that stay, (I,) bool: of each channel the one of most weight.
 

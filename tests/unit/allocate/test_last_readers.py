@@ -75,6 +75,19 @@ def test_a_number_as_gamma_is_the_papers():
     assert {0, 1} <= set(allocator.preview().deallocated["last"])
 
 
+def test_a_chain_in_which_auto_would_close_nothing_is_told():
+    chain = nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3),
+        nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 1),
+    )  # fmt: skip
+    model = sc.convert(chain, IMAGES)
+    with pytest.warns(sc.SelectConvWarning, match="closes nothing"):
+        allocator = sc.ChannelAllocator(model, total_epochs=2, gamma="auto", example_input=IMAGES)
+    with torch.no_grad():
+        model[3].weight[:, :4] *= 1e-6
+    assert not allocator.preview()
+
+
 def test_a_model_that_cannot_be_traced_is_told():
     class Branch(Fork):
         def forward(self, x):

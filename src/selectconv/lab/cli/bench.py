@@ -53,8 +53,13 @@ def run(options: Namespace) -> None:
         raise UsageError("--model, --image-size and --batch-size do not go with `bench data`.")
 
     from selectconv.core.threads import num_threads
-    from selectconv.lab.bench.cases import measure_alloc, measure_data, measure_infer, measure_step
-    from selectconv.lab.bench.subject import Subject
+    from selectconv.lab.bench.cases import (
+        Subject,
+        measure_alloc,
+        measure_data,
+        measure_infer,
+        measure_step,
+    )
 
     measure = {
         "step": measure_step,

@@ -36,6 +36,7 @@ class PaperFigures:
     note: str = ""
 
 
+# Tables 1 and 2 (CIFAR-10) and 3 (ImageNet), by the zoo's names and in the paper's order.
 PAPER = {
     "densenet40": PaperFigures("0.21M"),
     "densenet100": PaperFigures("1.00M"),
@@ -56,7 +57,6 @@ PAPER = {
     "densenet121": PaperFigures("7.98M", image_size=224, num_classes=1000),
     "resnet50": PaperFigures("22.8M", image_size=224, num_classes=1000),
 }
-"""Tables 1 and 2 (CIFAR-10) and 3 (ImageNet), by the zoo's names and in the paper's order."""
 
 
 def count_network(name: str, paper: PaperFigures) -> dict[str, Any]:

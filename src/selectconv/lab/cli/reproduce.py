@@ -155,8 +155,9 @@ def run_grid(
         except KeyboardInterrupt:
             console.print("interrupted: writing the tables of the finished runs")
             write_report(grid, out, problems, console)
-            words = "interrupted; the same command continues where it stopped."
-            raise KeyboardInterrupt(words) from None
+            raise KeyboardInterrupt(
+                "interrupted; the same command continues where it stopped."
+            ) from None
         known = write_report(grid, out, problems, console)
     failed = [run.name for run in chosen if run.name in known]
     if failed:

@@ -214,8 +214,7 @@ def load_checkpoint(folder: RunFolder) -> dict[str, Any]:
         found = state["format"]
     except Exception as error:  # a damaged file can fail in any way inside the reader
         # torch's own message suggests weights_only=False, so it is not repeated.
-        kind = type(error).__name__
-        raise RunError(f"{path} is damaged: it cannot be read ({kind}).") from error
+        raise RunError(f"{path} is damaged: it cannot be read ({type(error).__name__}).") from error
     if found != FORMAT:
         raise RunError(f"{path} has format {found!r}; this version reads {FORMAT}.")
     return state

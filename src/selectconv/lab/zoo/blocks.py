@@ -90,12 +90,11 @@ def build_stem(in_channels: int, width: int, stem: str, *, norm: bool = False) -
         norm: put BN and ReLU between the conv and the pooling of the "imagenet" stem.
     """
     if stem == "imagenet":
-        layers: list[nn.Module] = [
-            nn.Conv2d(in_channels, width, 7, stride=2, padding=3, bias=False)
-        ]
-        if norm:
-            layers += [nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
-        return nn.Sequential(*layers, nn.MaxPool2d(3, stride=2, padding=1))
+        return nn.Sequential(
+            nn.Conv2d(in_channels, width, 7, stride=2, padding=3, bias=False),
+            *([nn.BatchNorm2d(width), nn.ReLU(inplace=True)] if norm else ()),
+            nn.MaxPool2d(3, stride=2, padding=1),
+        )
     stride = 2 if stem == "tiny" else 1
     return nn.Conv2d(in_channels, width, 3, stride=stride, padding=1, bias=False)
 

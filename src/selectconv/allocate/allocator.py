@@ -342,8 +342,12 @@ class ChannelAllocator:
             self.filters.load_moments(state.get("observed", {}))
 
     def __repr__(self) -> str:
-        counts = {"layers": len(self.layers), **count_slots(self.model)}
-        shown = {**asdict(self.settings), "last_epoch": self.last_epoch, **counts}
+        shown = {
+            **asdict(self.settings),
+            "last_epoch": self.last_epoch,
+            "layers": len(self.layers),
+            **count_slots(self.model),
+        }
         words = ", ".join(f"{name}={value!r}" for name, value in shown.items())
         return f"{type(self).__name__}({words})"
 

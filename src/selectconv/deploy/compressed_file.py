@@ -27,9 +27,11 @@ from selectconv.graph.operations import ATTRIBUTES, TABLE, functions_of
 FORMAT = "selectconv compressed model 1"
 _MODULES = {kind.__name__: kind for row in TABLE for kind in row.modules}
 _METHODS = {name: name for row in TABLE for name in row.names if hasattr(Tensor, name)}
-_FUNCTIONS: dict[str, Any] = {"getattr": getattr, "OrderedDict": OrderedDict}
-for _row in TABLE:
-    _FUNCTIONS |= functions_of(_row)
+_FUNCTIONS: dict[str, Any] = {
+    "getattr": getattr,
+    "OrderedDict": OrderedDict,
+    **{name: function for row in TABLE for name, function in functions_of(row).items()},
+}
 _ATTRIBUTES = (*ATTRIBUTES, "T", "mT", "values", "indices")  # the last two: of `topk` and its like
 _NAMES: dict[Any, str] = {function: name for name, function in reversed(_FUNCTIONS.items())}
 # What a description that was not written by `save_compressed` can lead to.

@@ -2,6 +2,7 @@
 
 import math
 from collections import OrderedDict
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,24 @@ from torch import Tensor, nn
 from selectconv.core.layer import SelectConv2d
 from selectconv.core.mean_source import BatchNormMean
 from selectconv.core.paths import convolve_norm_relu, has_hooks
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What `create_model` asks every builder for.
+
+    Attributes:
+        num_classes: outputs of the classifier.
+        in_channels: channels of the images.
+        stem: "cifar", "tiny" or "imagenet"; None: the model's own.
+        realloc: which selective convs re-allocate, as for `create_model`; None: build a plain
+            network.
+    """
+
+    num_classes: int
+    in_channels: int
+    stem: str | None
+    realloc: str | None
 
 
 class NormReluConv(nn.Sequential):

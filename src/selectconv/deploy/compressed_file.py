@@ -72,15 +72,15 @@ def save_compressed(module: nn.Module, path: str | os.PathLike[str]) -> None:
             "first."
         )
     target = check_path("path", path)
-    description = {"format": FORMAT, **_describe(module)}
-    state = module.state_dict()
-    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
-    text = json.dumps(description, separators=(",", ":"))
+    text = json.dumps({"format": FORMAT, **_describe(module)}, separators=(",", ":"))
+    tensors = {
+        name: value.detach().cpu().contiguous().clone()
+        for name, value in module.state_dict().items()
+    }
     metadata = {"selectconv": text, "sha256": _digest(text, tensors)}
     from safetensors.torch import save  # `import selectconv` is torch and numpy alone
 
-    content = save(tensors, metadata)
-    write_whole(target, content, error=CompressionError, shared=True)
+    write_whole(target, save(tensors, metadata), error=CompressionError, shared=True)
 
 
 def load_compressed(path: str | os.PathLike[str]) -> fx.GraphModule:

@@ -71,7 +71,10 @@ def run(options: Namespace) -> None:
         given = {"model": "densenet_bc190", **given}
     with num_threads(1):
         rows = measure(Subject(**given), options.repeats, options.runtime)
-    columns = ("case", "value", "unit", "n", "spread", "macs_ratio")
-    print_rows(rows, as_json=options.json, columns=columns)
+    print_rows(
+        rows,
+        as_json=options.json,
+        columns=("case", "value", "unit", "n", "spread", "macs_ratio"),
+    )
     if not options.json:
         print(f"CPU time on one thread, sides in turn; selective layers: {rows[0]['path']}")

@@ -67,10 +67,11 @@ def count_network(name: str, paper: PaperFigures) -> dict[str, Any]:
         closed, and shift_biases, those among them that are shifts; paper_params and paper_flops as
         printed; and a note.
     """
-    options: dict[str, Any] = {"num_classes": paper.num_classes}
     with torch.device("meta"):  # shapes only: no memory, no random numbers drawn
-        plain = create_model(name, **options)
-        selective = create_model(name, selective=True, realloc=paper.realloc, **options)
+        plain = create_model(name, num_classes=paper.num_classes)
+        selective = create_model(
+            name, num_classes=paper.num_classes, selective=True, realloc=paper.realloc
+        )
     shifts = [p for name, p in selective.named_parameters() if name.endswith(".shift")]
     return {
         "name": name,
@@ -86,5 +87,4 @@ def count_network(name: str, paper: PaperFigures) -> dict[str, Any]:
 
 def run(options: Namespace) -> None:
     """Print the table, in a few seconds."""
-    rows = [count_network(name, paper) for name, paper in PAPER.items()]
-    print_rows(rows, as_json=options.json)
+    print_rows([count_network(name, paper) for name, paper in PAPER.items()], as_json=options.json)

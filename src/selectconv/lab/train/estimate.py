@@ -95,10 +95,10 @@ def estimate_seconds(configs: Mapping[str, TrainConfig], threads: int) -> dict[s
             if shaped not in macs:
                 macs[shaped] = count_macs(build_plain(config, info), info.shape)
             if trained not in rates:
-                timed = seconds_per_image(build_model(config, info), config, info)
-                rates[trained] = timed / macs[shaped]
-            seconds = rates[trained] * macs[shaped] * count_images(config, info)
-            estimates[name] = _START_S + seconds
+                rates[trained] = (
+                    seconds_per_image(build_model(config, info), config, info) / macs[shaped]
+                )
+            estimates[name] = _START_S + rates[trained] * macs[shaped] * count_images(config, info)
     return estimates
 
 

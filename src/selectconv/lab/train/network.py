@@ -222,8 +222,9 @@ def load_checkpoint(folder: RunFolder) -> dict[str, Any]:
 
 def dump_weights(model: nn.Module) -> bytes:
     """Return a model's state_dict in the format of safetensors."""
-    state = model.state_dict()
-    return save({name: value.detach().cpu().contiguous() for name, value in state.items()})
+    return save(
+        {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    )
 
 
 def load_weights(path: Path, model: nn.Module, *, slimmed: bool = False) -> None:

@@ -138,9 +138,11 @@ class ChannelAllocator:
                 raise ValueError("`granularity` 'filter' needs an `example_input`.")
             self.filters = Filters(self.model, example_input)
             self.filters.check(self._replicas.trained_by)
-        self.budget = None
-        if self.settings.target:
-            self.budget = Budget(self.model, self.settings, example_input, self.filters)
+        self.budget = (
+            Budget(self.model, self.settings, example_input, self.filters)
+            if self.settings.target
+            else None
+        )
         for layer in self.layers.values():
             layer.learns_shift = shifts == "learned"
         if mode == "shift":

@@ -48,8 +48,7 @@ class RunDisplay(Display):
         self.bar.update(self._task, description=f"epoch {epoch}, {what}")
         if what == "train":
             size = len(loader)
-            total = self.config.epochs * size
-            self.bar.update(self._task, total=total, completed=epoch * size)
+            self.bar.update(self._task, total=self.config.epochs * size, completed=epoch * size)
         for batch in loader.epoch(epoch):
             yield batch
             if what == "train":

@@ -133,9 +133,8 @@ def run_grid(
     chosen = grid.runs if chosen is None else chosen
     with locked(out), build_bar(console, "runs") as bar:
         left = [run for run in chosen if find_state(run, out) != "done"]
-        done = len(chosen) - len(left)
         console.print(f"{grid.title}. {grid.note}")
-        console.print(f"{counted(len(chosen), 'run')}, {done} done; {out}")
+        console.print(f"{counted(len(chosen), 'run')}, {len(chosen) - len(left)} done; {out}")
         if len(chosen) < len(grid.runs):
             console.print(f"chosen: {', '.join(run.name for run in chosen)}")
         problems: dict[str, str] = {}

@@ -82,9 +82,11 @@ def build_table(group: Group) -> ResultTable:
         cells = {"method": row.name + _selection_words(row), "n": str(len(row.runs))}
         cells |= _measured(row, has_condensenet_count=group.grid.table == _CONDENSENET_COUNT)
         cells |= _compared([finding for finding in findings if finding.row is row])
-        paper = {"error": "not printed"}
-        if row.method in quoted:
-            paper = {"params": of_model.get("params", ""), **quoted[row.method]}
+        paper = (
+            {"params": of_model.get("params", ""), **quoted[row.method]}
+            if row.method in quoted
+            else {"error": "not printed"}
+        )
         cells |= {f"paper: {_PRINTED[key]}": value for key, value in paper.items()}
         rows.append({**cells, "missing": _missing(row)})
     lines = [finding.sentence for finding in findings] or ["There are no pairs to compare yet."]

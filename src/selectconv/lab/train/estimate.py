@@ -42,9 +42,11 @@ def announce(config: TrainConfig, folder: Path, console: Console) -> None:
     with torch.random.fork_rng():
         model = build_model(config, info)
     train_images = config.subset or info.num_train
-    tested = f"{config.test_subset or info.num_test:,} test images"
-    if not info.num_test:
-        tested = "no test images: no error is measured"
+    tested = (
+        f"{config.test_subset or info.num_test:,} test images"
+        if info.num_test
+        else "no test images: no error is measured"
+    )
     shape = "x".join(map(str, info.shape))
     if find_dataset(config.data, config.data_root) is None:
         shape += "; not found on this machine: the run fetches it, or says what to do"

@@ -138,11 +138,9 @@ class ChannelAllocator:
                 raise ValueError("`granularity` 'filter' needs an `example_input`.")
             self.filters = Filters(self.model, example_input)
             self.filters.check(self._replicas.trained_by)
-        self.budget = (
-            Budget(self.model, self.settings, example_input, self.filters)
-            if self.settings.target
-            else None
-        )
+        self.budget = None
+        if self.settings.target:
+            self.budget = Budget(self.model, self.settings, example_input, self.filters)
         for layer in self.layers.values():
             layer.learns_shift = shifts == "learned"
         if mode == "shift":
@@ -344,12 +342,8 @@ class ChannelAllocator:
             self.filters.load_moments(state.get("observed", {}))
 
     def __repr__(self) -> str:
-        shown = {
-            **asdict(self.settings),
-            "last_epoch": self.last_epoch,
-            "layers": len(self.layers),
-            **count_slots(self.model),
-        }
+        counts = {"layers": len(self.layers), **count_slots(self.model)}
+        shown = {**asdict(self.settings), "last_epoch": self.last_epoch, **counts}
         words = ", ".join(f"{name}={value!r}" for name, value in shown.items())
         return f"{type(self).__name__}({words})"
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from selectconv.core.threads import num_threads
-from selectconv.lab.bench.cases import measure_infer, measure_step
-from selectconv.lab.bench.subject import Subject
+from selectconv.lab.bench.cases import Subject, measure_infer, measure_step
 
 FILE = Path(__file__).with_name("ratios.json")
 MARGIN = 0.15

@@ -24,7 +24,7 @@ from torch import Tensor
 import selectconv
 from selectconv.core.kernels import describe_path, triton_select
 from selectconv.core.shift import reroute
-from selectconv.lab.bench.subject import Subject, training_step
+from selectconv.lab.bench.cases import Subject, training_step
 
 # One rounding of a result in 24, 11 and 8 bits; sums of a gradient are computed in float32.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}

@@ -31,12 +31,14 @@ from torch import Tensor, nn
 import selectconv as sc
 from selectconv.core.threads import num_threads
 from selectconv.lab.bench.cases import (
+    KINDS,
+    LAYOUTS,
+    Subject,
     measure_alloc,
     measure_infer,
     measure_step,
     measure_trainer,
 )
-from selectconv.lab.bench.subject import KINDS, LAYOUTS, Subject
 from selectconv.lab.bench.timing import Rows, compare, open_network
 
 ROOT = Path(__file__).parents[1]

@@ -32,21 +32,21 @@ class Room:
 
 # The wall stands between the library (up to `integrations`) and the laboratory, `lab/`.
 ROOMS = {
-    "root": Room(0, 219, 5),
-    "core": Room(1, 1583, 12),
-    "graph": Room(2, 1287, 6),
-    "deploy": Room(3, 1011, 5),
-    "allocate": Room(4, 1312, 4),
-    "integrations": Room(5, 172, 0),
-    "zoo": Room(6, 406, 5),
-    "data": Room(6, 770, 4),
-    "train": Room(7, 1075, 7),
-    "bench": Room(8, 247, 3),
+    "root": Room(0, 218, 5),
+    "core": Room(1, 1578, 12),
+    "graph": Room(2, 1285, 6),
+    "deploy": Room(3, 1002, 5),
+    "allocate": Room(4, 1300, 4),
+    "integrations": Room(5, 170, 0),
+    "zoo": Room(6, 395, 5),
+    "data": Room(6, 769, 4),
+    "train": Room(7, 1062, 7),
+    "bench": Room(8, 231, 2),
     "reproduce": Room(8, 239, 2),
-    "report": Room(9, 930, 2),
-    "cli": Room(10, 748, 0),
+    "report": Room(9, 918, 2),
+    "cli": Room(10, 731, 0),
 }
-MOST_STATEMENTS, MOST_FUNCTIONS = 10_000, 907
+MOST_STATEMENTS, MOST_FUNCTIONS = 9_898, 901
 MOST_IN_TESTS = 12_000
 # soak/, benchmarks/, results/, examples/ and docs/: no place to hide statements.
 MOST_BESIDE = 2955

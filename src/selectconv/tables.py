@@ -2,8 +2,6 @@
 
 from collections.abc import Collection, Sequence
 
-Lines = Sequence[Sequence[str]]
-
 
 def counted(number: int, noun: str) -> str:
     """Write a number of things.
@@ -15,7 +13,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def text_table(lines: Lines, right: Collection[int]) -> str:
+def text_table(lines: Sequence[Sequence[str]], right: Collection[int]) -> str:
     """Lay out rows of cells, the header first, in columns.
 
     Args:

@@ -65,11 +65,11 @@ class DamageReport(dict[str, LayerDamage]):
     """One `LayerDamage` per layer that a batch passed through, by name; prints as a table."""
 
     def __str__(self) -> str:
-        lines = [("layer", "E[X]", "open", "by", "rank r")]
-        for name, row in self.items():
-            is_open, rank = str(int(row.is_open.sum())), f"{row.rank_correlation():.2f}"
-            lines.append((name, row.source, is_open, row.damage, rank))
-        return text_table(lines, right=(2, 4))
+        lines = [
+            (name, row.source, f"{row.is_open.sum()}", row.damage, f"{row.rank_correlation():.2f}")
+            for name, row in self.items()
+        ]
+        return text_table([("layer", "E[X]", "open", "by", "rank r"), *lines], right=(2, 4))
 
     __repr__ = __str__  # for notebooks
 

@@ -173,17 +173,13 @@ def _warn_of_stale_sources(model: nn.Module, layers: Mapping[str, SelectConvNd])
         )
 
 
-def first_epoch(settings: Settings) -> int:
-    """Return the first epoch whose step closes anything; a short training has none to lose."""
-    return min(math.floor(_WARM_UP * settings.total_epochs), max(settings.num_steps - 1, 0))
-
-
 def share_of_slots(settings: Settings, epoch: int | None) -> float:
     """Return the part of all slots that the step after an epoch closes; it falls to zero.
 
     On demand, where `epoch` is None, it is that of the first step.
     """
-    first = first_epoch(settings)
+    # A short training has no epoch to lose.
+    first = min(math.floor(_WARM_UP * settings.total_epochs), max(settings.num_steps - 1, 0))
     epoch = first if epoch is None else epoch
     if not first <= epoch < settings.num_steps:
         return 0.0

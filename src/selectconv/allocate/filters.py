@@ -98,8 +98,9 @@ class Reader:
                 value = getattr(source, name)
                 return (value if isinstance(value, Tensor) else value()).to(weight)
 
-            is_signed = not source.is_nonnegative
-            shares = normalize_ecdm(expected_damage(weight, moment, damage, is_signed))
+            shares = normalize_ecdm(
+                expected_damage(weight, moment, damage, not source.is_nonnegative)
+            )
         if not bool(shares.isfinite().all()):
             raise AllocationError(
                 "the layer's weights or input statistics hold NaN or infinite values."

@@ -72,9 +72,8 @@ class AllocationReport:
         opened = sum(len(plan.opened) for _, plan in self.plan)
         where = counted(len(self.plan.layers), "layer")
         unknown = f"; not known before the first batch: {', '.join(self.unknown)}"
-        cost = f"; {self.cost}" if self.cost else ""
-        done = f"{when}{closed} de-allocated, {opened:,} re-allocated in {where}"
-        return done + (unknown if self.unknown else "") + cost
+        more = (unknown if self.unknown else "") + (f"; {self.cost}" if self.cost else "")
+        return f"{when}{closed} de-allocated, {opened:,} re-allocated in {where}{more}"
 
     __repr__ = __str__  # for notebooks
 
@@ -110,11 +109,12 @@ class GammaTable(tuple[GammaRow, ...]):
     note: str = ""
 
     def __str__(self) -> str:
-        lines = [["gamma", "closed", "layers", "open", "multiply-adds", "parameters"]]
-        for gamma, *counts in self:
-            shown = ["-" if number is None else f"{number:,}" for number in counts]
-            lines.append([f"{gamma:g}", *shown])
-        return f"{text_table(lines, right=range(6))}\n{self.note}"
+        lines = [
+            [f"{gamma:g}", *("-" if number is None else f"{number:,}" for number in counts)]
+            for gamma, *counts in self
+        ]
+        head = ["gamma", "closed", "layers", "open", "multiply-adds", "parameters"]
+        return f"{text_table([head, *lines], right=range(6))}\n{self.note}"
 
     __repr__ = __str__  # for notebooks
 

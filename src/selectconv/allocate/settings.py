@@ -16,13 +16,11 @@ from selectconv.core.plan import AllocationPlan
 from selectconv.errors import AllocationError
 
 MODES = ("select", "zero", "random", "dealloc", "shift", "none")
-GRANULARITIES = ("slot", "filter")
 _RULES: dict[str, dict[str, Any]] = {  # how modes that re-open slots differ from the paper's rule
     "select": {},
     "zero": {"use_shift": False},
     "random": {"use_shift": False, "init": "random"},
 }
-SHIFTS = ("learned", "whole")
 STATE_VERSION = 1
 
 _NEVER = -(1 << 40)  # an epoch long before any
@@ -50,14 +48,14 @@ class Settings:
         plain: dict[str, Any] = {
             "mode": check_choice("mode", self.mode, MODES),
             "damage": check_choice("damage", self.damage, DAMAGES),
-            "granularity": check_choice("granularity", self.granularity, GRANULARITIES),
+            "granularity": check_choice("granularity", self.granularity, ("slot", "filter")),
             "total_epochs": check_count("total_epochs", self.total_epochs, 1),
             "gamma": check_gamma("gamma", self.gamma),
             "top_k": self.rule.top_k,
             "max_copies": self.rule.max_copies,
             "stop_at": check_fraction("stop_at", self.stop_at),
             "grace": check_count("grace", self.grace, 0),
-            "shifts": check_choice("shifts", self.shifts, SHIFTS),
+            "shifts": check_choice("shifts", self.shifts, ("learned", "whole")),
         }
         if self.granularity == "filter" and self.mode != "dealloc":
             raise ValueError(

@@ -32,11 +32,6 @@ def count_slots(model: nn.Module) -> dict[str, int]:
     }
 
 
-def inner_module(module: nn.Module) -> nn.Module | None:
-    """Return what torch.compile, DataParallel or DDP wraps; None: the module is no such wrapper."""
-    return module.module if isinstance(module, PARALLEL) else getattr(module, "_orig_mod", None)
-
-
 def unwrap(model: nn.Module) -> nn.Module:
     """Take a model out of the wrappers of torch.compile, DDP and weight averaging.
 

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from selectconv.core import kernels
-from selectconv.core.kernels import Kernel, Reroute, is_watched
-from selectconv.core.kernels.kernel import Operation, differentiable
+from selectconv.core.kernels import Kernel, is_watched
+from selectconv.core.kernels.kernel import Operation, Reroute, differentiable
 from selectconv.core.mean_source import ObservedMean
 from selectconv.core.shift import is_near, mask_channels, reroute
 from selectconv.core.slots import SlottedConv, mask_weight

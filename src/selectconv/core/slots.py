@@ -12,8 +12,8 @@ from selectconv.core.mean_source import MeanSource
 from selectconv.errors import AllocationError, ExportError
 
 new_family = itertools.count().__next__
+# All selective layers of this process, so that an average beside a model can be noticed.
 living_layers: WeakSet[Any] = WeakSet()
-"""All selective layers of this process, so that an average beside a model can be noticed."""
 
 
 class SlottedConv(nn.modules.conv._ConvNd):

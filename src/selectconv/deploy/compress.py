@@ -154,9 +154,8 @@ class _Builder:
         if op.kind is Kind.FLATTEN:
             return self.graph.call_function(torch.flatten, (self._value(argument(op.node)), 1))
         if op.module is not None:  # one that is called twice is made once
-            inputs = None
-            if op.kind in (Kind.LINEAR, Kind.TRANSPOSED):
-                inputs = self.layout.kept[argument(op.node)]
+            is_dense = op.kind in (Kind.LINEAR, Kind.TRANSPOSED)
+            inputs = self.layout.kept[argument(op.node)] if is_dense else None
             module = _narrow_module(op.module, op.channels, self.layout.kept[op.node], inputs)
             self.made.setdefault(str(op.node.target), module)
         args, kwargs = fx.map_arg(

@@ -27,9 +27,11 @@ from selectconv.graph.operations import ATTRIBUTES, TABLE, functions_of
 FORMAT = "selectconv compressed model 1"
 _MODULES = {kind.__name__: kind for row in TABLE for kind in row.modules}
 _METHODS = {name: name for row in TABLE for name in row.names if hasattr(Tensor, name)}
-_FUNCTIONS: dict[str, Any] = {"getattr": getattr, "OrderedDict": OrderedDict}
-for _row in TABLE:
-    _FUNCTIONS |= functions_of(_row)
+_FUNCTIONS: dict[str, Any] = {
+    "getattr": getattr,
+    "OrderedDict": OrderedDict,
+    **{name: function for row in TABLE for name, function in functions_of(row).items()},
+}
 _ATTRIBUTES = (*ATTRIBUTES, "T", "mT", "values", "indices")  # the last two: of `topk` and its like
 _NAMES: dict[Any, str] = {function: name for name, function in reversed(_FUNCTIONS.items())}
 # What a description that was not written by `save_compressed` can lead to.
@@ -70,15 +72,15 @@ def save_compressed(module: nn.Module, path: str | os.PathLike[str]) -> None:
             "first."
         )
     target = check_path("path", path)
-    description = {"format": FORMAT, **_describe(module)}
-    state = module.state_dict()
-    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
-    text = json.dumps(description, separators=(",", ":"))
+    text = json.dumps({"format": FORMAT, **_describe(module)}, separators=(",", ":"))
+    tensors = {
+        name: value.detach().cpu().contiguous().clone()
+        for name, value in module.state_dict().items()
+    }
     metadata = {"selectconv": text, "sha256": _digest(text, tensors)}
     from safetensors.torch import save  # `import selectconv` is torch and numpy alone
 
-    content = save(tensors, metadata)
-    write_whole(target, content, error=CompressionError, shared=True)
+    write_whole(target, save(tensors, metadata), error=CompressionError, shared=True)
 
 
 def load_compressed(path: str | os.PathLike[str]) -> fx.GraphModule:

@@ -156,10 +156,9 @@ def _params(flow: Dataflow, op: Operation, layout: Layout) -> dict[object, int]:
             for p in op.module.parameters()
         }
     if op.module is not None:
-        is_by_channel = op.kind in BY_CHANNEL
         return {
             id(p): p.numel() // op.channels * kept
-            if is_by_channel and p.shape[:1] == (op.channels,)
+            if op.kind in BY_CHANNEL and p.shape[:1] == (op.channels,)
             else p.numel()
             for p in op.module.parameters()
         }

@@ -135,10 +135,9 @@ class _Planner:
         """Choose the channels of something that works channel by channel."""
         inputs = [self.layout.kept[other] for other in channel_operands(self.flow, op)]
         wanted = np.flatnonzero(need)
-        is_grouped = isinstance(op.module, nn.GroupNorm)  # only whole groups are wanted
         if (
             not inputs
-            or is_grouped
+            or isinstance(op.module, nn.GroupNorm)  # only whole groups are wanted
             or self.is_exact
             or any(not np.array_equal(inputs[0], other) for other in inputs)
         ):

@@ -86,8 +86,7 @@ class Part:
     @property
     def num_weights(self) -> int:
         """Weights of the conv: also its multiply-adds for each position of its output."""
-        kernel_size = math.prod(self.conv.kernel_size)
-        return int(self.filters.size * self.sources.shape[1] * kernel_size)
+        return int(self.filters.size * self.sources.shape[1] * math.prod(self.conv.kernel_size))
 
     @property
     def num_stencil_weights(self) -> int:

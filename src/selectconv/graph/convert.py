@@ -4,7 +4,7 @@ import gc
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -329,29 +329,25 @@ def describe(model: nn.Module) -> Description:
         is_lazy = isinstance(conv.weight, UninitializedParameter)
         held = getattr(conv, "_selectconv_held", None)
         shape = () if is_lazy else tuple(conv.weight.shape)
-        if isinstance(conv, SelectConvNd):
-            rows.append(replace(_row(name, shape, conv, stale.get(name)), held=held))
+        if not isinstance(conv, SelectConvNd):
+            known = getattr(conv, "_selectconv_skipped", None)
+            why = str(known or _first(_reasons_anywhere(conv, _MIN_CHANNELS)) or "not converted")
+            rows.append(ConvRow(name, shape, None, why, conv.in_channels, 0, 0, None, held))
             continue
-        known = getattr(conv, "_selectconv_skipped", None)
-        why = str(known or _first(_reasons_anywhere(conv, _MIN_CHANNELS)) or "not converted")
-        rows.append(ConvRow(name, shape, None, why, conv.in_channels, 0, 0, None, held))
+        try:
+            gamma = conv.smallest_gamma()
+        except MeanSourceError:
+            gamma = None
+        source = "none: set `mean_source`" if conv.mean_source is None else repr(conv.mean_source)
+        if name in stale:
+            source += f", which no longer holds (now: {stale[name]})"
+        if conv.is_frozen:
+            source += "; frozen: no step touches it"
+        num_open, moved = int(conv.gate.sum()), int((conv.moved & conv.gate).sum())
+        closed = conv.in_channels - num_open
+        rows.append(ConvRow(name, shape, source, None, num_open, closed, moved, gamma, held))
     description = Description(rows)
     description.path = describe_path(
         next((p.device for p in model.parameters()), torch.device("cpu"))
     )
     return description
-
-
-def _row(name: str, shape: tuple[int, ...], layer: SelectConvNd, stale: str | None) -> ConvRow:
-    """Describe a selective conv; `stale`: the source that its model shows now, if another."""
-    try:
-        gamma = layer.smallest_gamma()
-    except MeanSourceError:
-        gamma = None
-    source = "none: set `mean_source`" if layer.mean_source is None else repr(layer.mean_source)
-    if stale is not None:
-        source += f", which no longer holds (now: {stale})"
-    if layer.is_frozen:
-        source += "; frozen: no step touches it"
-    num_open, moved = int(layer.gate.sum()), int((layer.moved & layer.gate).sum())
-    return ConvRow(name, shape, source, None, num_open, layer.in_channels - num_open, moved, gamma)

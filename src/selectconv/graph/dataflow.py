@@ -155,8 +155,9 @@ def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
         module, macs = module_of(modules, node), node.meta["macs"]
         weight = None if module is None else module._parameters.get("weight")
         name = str(node.target) if weight is None else owners.get(id(weight), str(node.target))
-        kind = classify(node, module)
-        operations[node] = Operation(node, kind, shape_of(node), macs, module, name)
+        operations[node] = Operation(
+            node, classify(node, module), shape_of(node), macs, module, name
+        )
     return Dataflow(traced, operations)
 
 

@@ -25,7 +25,7 @@ from torch.fx.node import map_aggregate
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
 
-from selectconv.core.models import inner_module
+from selectconv.core.models import PARALLEL
 from selectconv.errors import CompressionError
 from selectconv.graph.operations import IN_PLACE_OPERATORS
 
@@ -98,7 +98,8 @@ class Tracer(fx.Tracer):
         self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Trace a call of a module; wrapped parts are traced as if they were not."""
-        if (wrapped := inner_module(m)) is not None:
+        wrapped = m.module if isinstance(m, PARALLEL) else getattr(m, "_orig_mod", None)
+        if wrapped is not None:
             return wrapped(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
 

@@ -95,8 +95,9 @@ class ChannelAllocation(Callback):
         """Step the allocator, and log."""
         self._step(trainer.current_epoch)
         if self._logs:
-            slots = count_slots(pl_module)
-            counts = {f"selectconv/{name}": float(count) for name, count in slots.items()}
+            counts = {
+                f"selectconv/{name}": float(count) for name, count in count_slots(pl_module).items()
+            }
             pl_module.log_dict(counts, sync_dist=trainer.world_size > 1)
 
     def state_dict(self) -> dict[str, Any]:
@@ -116,5 +117,8 @@ class ChannelAllocation(Callback):
 
 def _averages(trainer: Any) -> list[nn.Module]:
     """Return the averages of Lightning's callbacks: WeightAveraging, StochasticWeightAveraging."""
-    averages = (getattr(callback, "_average_model", None) for callback in trainer.callbacks)
-    return [average for average in averages if isinstance(average, nn.Module)]
+    return [
+        average
+        for callback in trainer.callbacks
+        if isinstance(average := getattr(callback, "_average_model", None), nn.Module)
+    ]

@@ -15,7 +15,6 @@ from selectconv.allocate.decision import (
     CLOSED_SHARE,
     MOST,
     SHARE,
-    first_epoch,
     share_of_slots,
     solve_gammas,
 )
@@ -388,7 +387,7 @@ def test_layers_that_never_reopen_keep_the_papers_gamma() -> None:
 @pytest.mark.parametrize("last_epoch", [-1, 19])
 def test_on_demand_it_closes_as_much_as_the_first_step(last_epoch: int) -> None:
     allocator = sc.ChannelAllocator(_model(), total_epochs=20, gamma="auto", mode="dealloc")
-    first = first_epoch(allocator.settings)
+    first = next(epoch for epoch in range(20) if share_of_slots(allocator.settings, epoch))
     wanted = sc.ChannelAllocator(_model(), total_epochs=20, gamma="auto", mode="dealloc").step(
         first
     )

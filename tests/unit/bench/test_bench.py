@@ -9,7 +9,7 @@ import torch
 import selectconv as sc
 from selectconv.__main__ import main
 from selectconv.lab.bench import cases
-from selectconv.lab.bench.subject import Subject
+from selectconv.lab.bench.cases import Subject
 from selectconv.lab.bench.timing import in_turn
 
 SMALL = Subject("selectconv.lab.reproduce.networks:small_mobilenet", 16, 2)

@@ -15,7 +15,7 @@ from selectconv.lab.cli.main import main
 from selectconv.lab.report.collect import Collection, collect
 from selectconv.lab.report.compare import group_runs
 from selectconv.lab.report.figure import render
-from selectconv.lab.report.figures_of_run import load_trained, middle_layer
+from selectconv.lab.report.figures import load_trained, middle_layer
 from selectconv.lab.report.page import OF_RUN, build_report, draw_group
 from selectconv.lab.reproduce.grid import Grid
 

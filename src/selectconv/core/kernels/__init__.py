@@ -12,7 +12,6 @@ from torch import Tensor
 
 from selectconv.core.kernels import cpu, triton_select
 from selectconv.core.kernels.kernel import Kernel as Kernel
-from selectconv.core.kernels.kernel import Reroute as Reroute
 
 KERNELS = (triton_select.KERNEL, cpu.KERNEL)
 _is_simple = False

@@ -82,21 +82,20 @@ def compare(name: str, about: str, sides: Mapping[str, Side], repeats: int) -> R
     """Time sides in turn; returns a line for the first one, and each other's ratio to it."""
     first, *others = sides
     times = in_turn(sides, repeats)
-    rows = [row(name, f"{about}: {first}", [seconds * 1e3 for seconds in times[first]], "ms")]
-    for other in others:
-        over = ratios(times[other], times[first])
-        rows.append(row(name, f"{about}: {other} / {first}", over, "x"))
-    return rows
+    return [
+        row(name, f"{about}: {first}", [seconds * 1e3 for seconds in times[first]], "ms"),
+        *(
+            row(name, f"{about}: {other} / {first}", ratios(times[other], times[first]), "x")
+            for other in others
+        ),
+    ]
 
 
 def open_network(network: nn.Module, example: Tensor, runtime: str) -> Callable[[Tensor], object]:
     """Return what runs a network: itself ("eager"), compiled, or a session of "onnxruntime"."""
-    run: Callable[[Tensor], object] = network
-    if runtime == "compile":
-        run = torch.compile(network)
-    elif runtime == "onnxruntime":
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "model.onnx"
-            export_onnx(network, file, example)
-            run = open_session(file)
-    return run
+    if runtime != "onnxruntime":
+        return torch.compile(network) if runtime == "compile" else network
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.onnx"
+        export_onnx(network, file, example)
+        return open_session(file)

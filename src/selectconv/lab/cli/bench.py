@@ -53,8 +53,13 @@ def run(options: Namespace) -> None:
         raise UsageError("--model, --image-size and --batch-size do not go with `bench data`.")
 
     from selectconv.core.threads import num_threads
-    from selectconv.lab.bench.cases import measure_alloc, measure_data, measure_infer, measure_step
-    from selectconv.lab.bench.subject import Subject
+    from selectconv.lab.bench.cases import (
+        Subject,
+        measure_alloc,
+        measure_data,
+        measure_infer,
+        measure_step,
+    )
 
     measure = {
         "step": measure_step,
@@ -66,7 +71,10 @@ def run(options: Namespace) -> None:
         given = {"model": "densenet_bc190", **given}
     with num_threads(1):
         rows = measure(Subject(**given), options.repeats, options.runtime)
-    columns = ("case", "value", "unit", "n", "spread", "macs_ratio")
-    print_rows(rows, as_json=options.json, columns=columns)
+    print_rows(
+        rows,
+        as_json=options.json,
+        columns=("case", "value", "unit", "n", "spread", "macs_ratio"),
+    )
     if not options.json:
         print(f"CPU time on one thread, sides in turn; selective layers: {rows[0]['path']}")

@@ -52,14 +52,15 @@ def run(options: Namespace) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     save_compressed(small, out)
     dense, kept = count(plain, example[:1]), count(small, example[:1])
-    figures = (
-        ("plain", dense.params, dense.macs, len(dump_weights(plain))),
-        # Masked weights are stored and multiplied like the others.
-        ("masked", count_params(model), dense.macs, len(dump_weights(model))),
-        ("compressed", kept.params, kept.macs, out.stat().st_size),
-    )
-    columns = ("model", "params", "macs", "file_bytes")
-    rows: list[dict[str, Any]] = [dict(zip(columns, row, strict=True)) for row in figures]
+    rows: list[dict[str, Any]] = [
+        {"model": name, "params": params, "macs": macs, "file_bytes": size}
+        for name, params, macs, size in (
+            ("plain", dense.params, dense.macs, len(dump_weights(plain))),
+            # Masked weights are stored and multiplied like the others.
+            ("masked", count_params(model), dense.macs, len(dump_weights(model))),
+            ("compressed", kept.params, kept.macs, out.stat().st_size),
+        )
+    ]
     if options.table:
         rows.append({**rows[-1], "model": "onnx"})
         _measure(rows, (plain, model, small), example, options.repeats)

@@ -36,9 +36,7 @@ def run(options: Namespace) -> None:
 
     check_choice("action", options.action, ("list", "fetch", "digest"))
     name = options.name
-    if name is not None:
-        check_dataset_name(name)
-    names = list_datasets() if name is None else [name]
+    names = list_datasets() if name is None else [check_dataset_name(name)]
     if options.action == "list":
         print_rows([_describe(name, options.root) for name in names])
         return

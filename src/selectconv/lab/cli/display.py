@@ -1,14 +1,15 @@
 """How a run shows its progress: a bar in a terminal, and one line per epoch everywhere."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from selectconv.allocate.report import AllocationReport
-from selectconv.lab.data.loaders import Loader
+from selectconv.lab.data.loaders import Batch, Loader
 from selectconv.lab.train.config import TrainConfig
-from selectconv.lab.train.loop import Batches, Display
+from selectconv.lab.train.loop import Display
 
 _HEAD = "epoch   train loss   test loss   test error   images/s   de-/re-allocated   moved   closed"
 
@@ -42,13 +43,12 @@ class RunDisplay(Display):
         self._task = self.bar.add_task("", total=None)
         self._has_head = False
 
-    def batches(self, loader: Loader, epoch: int, what: str) -> Batches:
+    def batches(self, loader: Loader, epoch: int, what: str) -> Iterable[Batch]:
         """Pass the batches through and move the bar."""
         self.bar.update(self._task, description=f"epoch {epoch}, {what}")
         if what == "train":
             size = len(loader)
-            total = self.config.epochs * size
-            self.bar.update(self._task, total=total, completed=epoch * size)
+            self.bar.update(self._task, total=self.config.epochs * size, completed=epoch * size)
         for batch in loader.epoch(epoch):
             yield batch
             if what == "train":

@@ -136,8 +136,7 @@ def _load(verb: str) -> Any:
 
 def complain(code: int, message: str) -> int:
     """Print on stderr, in one line, what is wrong."""
-    line = " ".join(message.split())
-    print(f"selectconv: {line}", file=sys.stderr)
+    print(f"selectconv: {' '.join(message.split())}", file=sys.stderr)
     return code
 
 

@@ -36,6 +36,7 @@ class PaperFigures:
     note: str = ""
 
 
+# Tables 1 and 2 (CIFAR-10) and 3 (ImageNet), by the zoo's names and in the paper's order.
 PAPER = {
     "densenet40": PaperFigures("0.21M"),
     "densenet100": PaperFigures("1.00M"),
@@ -56,7 +57,6 @@ PAPER = {
     "densenet121": PaperFigures("7.98M", image_size=224, num_classes=1000),
     "resnet50": PaperFigures("22.8M", image_size=224, num_classes=1000),
 }
-"""Tables 1 and 2 (CIFAR-10) and 3 (ImageNet), by the zoo's names and in the paper's order."""
 
 
 def count_network(name: str, paper: PaperFigures) -> dict[str, Any]:
@@ -67,10 +67,11 @@ def count_network(name: str, paper: PaperFigures) -> dict[str, Any]:
         closed, and shift_biases, those among them that are shifts; paper_params and paper_flops as
         printed; and a note.
     """
-    options: dict[str, Any] = {"num_classes": paper.num_classes}
     with torch.device("meta"):  # shapes only: no memory, no random numbers drawn
-        plain = create_model(name, **options)
-        selective = create_model(name, selective=True, realloc=paper.realloc, **options)
+        plain = create_model(name, num_classes=paper.num_classes)
+        selective = create_model(
+            name, num_classes=paper.num_classes, selective=True, realloc=paper.realloc
+        )
     shifts = [p for name, p in selective.named_parameters() if name.endswith(".shift")]
     return {
         "name": name,
@@ -86,5 +87,4 @@ def count_network(name: str, paper: PaperFigures) -> dict[str, Any]:
 
 def run(options: Namespace) -> None:
     """Print the table, in a few seconds."""
-    rows = [count_network(name, paper) for name, paper in PAPER.items()]
-    print_rows(rows, as_json=options.json)
+    print_rows([count_network(name, paper) for name, paper in PAPER.items()], as_json=options.json)

@@ -22,8 +22,7 @@ def print_rows(
         columns: what the table shows; none: everything.
     """
     if as_json:
-        for row in rows:
-            print(json.dumps(row))
+        print("\n".join(map(json.dumps, rows)))
         return
     heads = columns or list(rows[0])
     right = [n for n, head in enumerate(heads) if isinstance(rows[0].get(head), int | float)]

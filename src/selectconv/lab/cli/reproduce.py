@@ -133,9 +133,8 @@ def run_grid(
     chosen = grid.runs if chosen is None else chosen
     with locked(out), build_bar(console, "runs") as bar:
         left = [run for run in chosen if find_state(run, out) != "done"]
-        done = len(chosen) - len(left)
         console.print(f"{grid.title}. {grid.note}")
-        console.print(f"{counted(len(chosen), 'run')}, {done} done; {out}")
+        console.print(f"{counted(len(chosen), 'run')}, {len(chosen) - len(left)} done; {out}")
         if len(chosen) < len(grid.runs):
             console.print(f"chosen: {', '.join(run.name for run in chosen)}")
         problems: dict[str, str] = {}
@@ -155,8 +154,9 @@ def run_grid(
         except KeyboardInterrupt:
             console.print("interrupted: writing the tables of the finished runs")
             write_report(grid, out, problems, console)
-            words = "interrupted; the same command continues where it stopped."
-            raise KeyboardInterrupt(words) from None
+            raise KeyboardInterrupt(
+                "interrupted; the same command continues where it stopped."
+            ) from None
         known = write_report(grid, out, problems, console)
     failed = [run.name for run in chosen if run.name in known]
     if failed:

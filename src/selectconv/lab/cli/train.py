@@ -248,14 +248,15 @@ def carry_out(
 
     display, resume = RunDisplay(config, console), options.resume
     # Settings that lie in a run's folder are that run's.
-    files = [Path(file) for file in options.config]
-    own = [f for f in files if f.name == CONFIG and f.with_name(MANIFEST).exists()]
-    repeats = [RunFolder(file.parent) for file in own]
+    repeats = [
+        RunFolder(file.parent)
+        for file in map(Path, options.config)
+        if file.name == CONFIG and file.with_name(MANIFEST).exists()
+    ]
     try:
         if is_first_process() and not folder.check(CHECKPOINT).exists():
             if resume:
-                words = "has no checkpoint yet: starting at epoch 0."
-                print(f"{folder.path} {words}", file=sys.stderr)
+                print(f"{folder.path} has no checkpoint yet: starting at epoch 0.", file=sys.stderr)
             folder.start(config.to_dict())
         fabric = signals.launch(config)
         with display.bar:
@@ -271,6 +272,7 @@ def carry_out(
             else:
                 folder.set_status("failed", " ".join(str(error).split()))
         if isinstance(error, KeyboardInterrupt):
-            words = f"interrupted; continue with --resume --out {folder.path}."
-            raise KeyboardInterrupt(words) from None
+            raise KeyboardInterrupt(
+                f"interrupted; continue with --resume --out {folder.path}."
+            ) from None
         raise

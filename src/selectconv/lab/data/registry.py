@@ -5,6 +5,7 @@ import logging
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from selectconv.checks import check_count, suggest
 from selectconv.errors import DataError, UsageError
@@ -267,9 +268,8 @@ def load_dataset(
         )
         check_amounts(found, subset, test_subset)
     if info != entry.info:
-        assert isinstance(train, ImageSet)  # image files come in the size that is asked for
-        assert isinstance(test, ImageSet)
-        train, test = train.shrunk(info.shape[1]), test.shrunk(info.shape[1])
+        # In memory, both: image files come in the size that is asked for.
+        train, test = (cast(ImageSet, part).shrunk(info.shape[1]) for part in (train, test))
     held: tuple[Images, ...] = ()
     if holdout and test is not None:
         unused = subset_index(len(train), len(train))[subset or len(train) :]

@@ -60,8 +60,7 @@ class Row:
 
     def costs(self, kind: str) -> list[Cost]:
         """Return the runs' "size" or "deployed" cost, as far as it is known."""
-        found = (getattr(run, kind) for run in self.runs.values())
-        return [cost for cost in found if cost is not None]
+        return [cost for run in self.runs.values() if (cost := getattr(run, kind)) is not None]
 
 
 NO_ROW = Row("", {}, {})  # stands for a method that has no finished run
@@ -112,8 +111,9 @@ class Group:
 
     def find(self, method: str) -> Row:
         """Return the first row of a method with finished runs, and with no setting that is gone."""
-        found = (row for row in self.rows if row.method == method and row.runs and not row.gone)
-        return next(found, NO_ROW)
+        return next(
+            (row for row in self.rows if row.method == method and row.runs and not row.gone), NO_ROW
+        )
 
     @property
     def title(self) -> str:

@@ -161,10 +161,10 @@ def judge(
     if margin is not None:
         return f"{'shown' if p < LEVEL else 'not shown'} to be within {margin:g} points"
     if p >= LEVEL:
-        likely = (
-            f"a change of {result.least:.1f} % would have been found in 4 of 5 such comparisons"
+        return (
+            f"no difference found at the level of {LEVEL}; a change of {result.least:.1f} % would "
+            "have been found in 4 of 5 such comparisons"
         )
-        return f"no difference found at the level of {LEVEL}; {likely}"
     return ("lower" if result.change < 0 else "higher") + f" at the level of {LEVEL}"
 
 

@@ -16,8 +16,7 @@ from selectconv import __version__
 from selectconv.core.threads import num_threads
 from selectconv.files import write_text
 from selectconv.lab.bench.timing import in_turn, open_network, ratios, row
-from selectconv.lab.report import figures_of_methods as of_methods
-from selectconv.lab.report import figures_of_run as of_run
+from selectconv.lab.report import figures
 from selectconv.lab.report.collect import Collection, Run, rebuild
 from selectconv.lab.report.compare import NO_GRID, Group, group_runs
 from selectconv.lab.report.figure import Draw, Figure, draw_figure, render
@@ -31,19 +30,19 @@ from selectconv.lab.train.run_folder import LAST, TIME
 _BATCH, _REPEATS = 16, 15  # images of a call that is timed, turns of each network
 # The figures of a comparison, and those of its most telling run, by title.
 OF_METHODS: dict[str, Callable[..., Any]] = {
-    "Error by method": of_methods.draw_errors,
-    "Error against deployed multiply-adds": of_methods.draw_costs,
-    "Error against time": partial(of_methods.draw_costs, time=True),
-    "Test loss of the median runs": of_methods.draw_losses,
-    "Slots that are shifted": of_methods.draw_shift_counts,
+    "Error by method": figures.draw_errors,
+    "Error against deployed multiply-adds": figures.draw_costs,
+    "Error against time": partial(figures.draw_costs, time=True),
+    "Test loss of the median runs": figures.draw_losses,
+    "Slots that are shifted": figures.draw_shift_counts,
 }
 OF_RUN = {
-    "The slots of a layer over the epochs": of_run.draw_history,
-    "Where channels were de- and re-allocated": of_run.draw_map,
-    "Learned shifts": of_run.draw_shifts,
-    "A de-allocated channel and the one re-allocated in its place": of_run.draw_pair,
-    "The channels most often de- and re-allocated": of_run.draw_top,
-    "Distribution of hidden inputs": of_run.draw_inputs,
+    "The slots of a layer over the epochs": figures.draw_history,
+    "Where channels were de- and re-allocated": figures.draw_map,
+    "Learned shifts": figures.draw_shifts,
+    "A de-allocated channel and the one re-allocated in its place": figures.draw_pair,
+    "The channels most often de- and re-allocated": figures.draw_top,
+    "Distribution of hidden inputs": figures.draw_inputs,
 }
 
 
@@ -101,7 +100,7 @@ def build_report(
         for run in row.unused
     ]
     drawn = {g.title: draw_group(g, f"g{n}") for n, g in enumerate(groups) if g.runs}
-    figures = {
+    drawings = {
         as_file_name(f"{number}-{figure.title}.svg").lower(): figure.alone
         for number, some in enumerate(drawn.values())
         for figure in some
@@ -122,7 +121,7 @@ def build_report(
         script=script,
         version=__version__,
     )
-    return Report(f"{page}\n", tables, left_out, figures)
+    return Report(f"{page}\n", tables, left_out, drawings)
 
 
 def time_networks(group: Group) -> None:
@@ -132,7 +131,7 @@ def time_networks(group: Group) -> None:
     it, so they may be missing; a slimmed network needs them.
     """
     rows = [[run for run in row.runs.values() if run.deployed is not None] for row in group.rows]
-    chosen = {run.name: run for run in map(of_methods.median_run, filter(None, rows))}
+    chosen = {run.name: run for run in map(figures.median_run, filter(None, rows))}
     sides = {}
     with num_threads(1):
         for name, run in chosen.items():
@@ -157,8 +156,8 @@ def draw_group(group: Group, name: str) -> list[Figure]:
         config = run.config
         subject = f"{config.model} on {config.data}, {config.method}, seed {config.seed} (n = 1)"
         plans += [(title, subject, partial(draw, run)) for title, draw in OF_RUN.items()]
-    figures = [draw_figure(*plan, f"{name}-{number}") for number, plan in enumerate(plans)]
-    return [figure for figure in figures if figure is not None]
+    made = [draw_figure(*plan, f"{name}-{number}") for number, plan in enumerate(plans)]
+    return [figure for figure in made if figure is not None]
 
 
 def choose_run(group: Group) -> Run | None:
@@ -168,4 +167,4 @@ def choose_run(group: Group) -> Run | None:
     if row is None:
         return None
     kept = [run for run in row.runs.values() if (run.path / LAST).exists()]
-    return of_methods.median_run(kept or row.runs.values())
+    return figures.median_run(kept or row.runs.values())

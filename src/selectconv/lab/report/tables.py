@@ -82,17 +82,18 @@ def build_table(group: Group) -> ResultTable:
         cells = {"method": row.name + _selection_words(row), "n": str(len(row.runs))}
         cells |= _measured(row, has_condensenet_count=group.grid.table == _CONDENSENET_COUNT)
         cells |= _compared([finding for finding in findings if finding.row is row])
-        paper = {"error": "not printed"}
-        if row.method in quoted:
-            paper = {"params": of_model.get("params", ""), **quoted[row.method]}
+        paper = (
+            {"params": of_model.get("params", ""), **quoted[row.method]}
+            if row.method in quoted
+            else {"error": "not printed"}
+        )
         cells |= {f"paper: {_PRINTED[key]}": value for key, value in paper.items()}
         rows.append({**cells, "missing": _missing(row)})
     lines = [finding.sentence for finding in findings] or ["There are no pairs to compare yet."]
-    is_corrected = any(finding.test == HOLM for finding in findings)
-    return ResultTable(group.title, _caption(group, is_corrected=is_corrected), rows, lines)
+    return ResultTable(group.title, _caption(group, findings), rows, lines)
 
 
-def _caption(group: Group, *, is_corrected: bool) -> str:
+def _caption(group: Group, findings: list[Finding]) -> str:
     """Say the scale, n, the test, and how to read the table."""
     grid = group.grid
     counts = sorted({len(row.runs) for row in group.rows})
@@ -120,7 +121,9 @@ def _caption(group: Group, *, is_corrected: bool) -> str:
         group.contest.get("test")
         or grid.test
         or "p: two-sided paired t-test, paired by seed.": True,
-        "Where the findings say so, p is after Holm's correction.": is_corrected,
+        "Where the findings say so, p is after Holm's correction.": any(
+            finding.test == HOLM for finding in findings
+        ),
         f"Methods: {'; '.join(signs)}.": signs,
         "Paper: its numbers, quoted as printed, for its own networks, images and epochs.": True,
     }
@@ -158,8 +161,7 @@ def _measured(row: Row, *, has_condensenet_count: bool) -> dict[str, str]:
         cells["held-out loss"] = show_spread(row.measured("loss").values(), 4)
         cells["held-out error %"] = show_spread(row.measured("error").values())
     cells["test error %, last epoch"] = show_spread([run.error for run in runs])
-    best = [min(row["test_error"] for row in run.metrics) for run in runs]
-    cells["best epoch"] = show_spread(best)
+    cells["best epoch"] = show_spread(min(row["test_error"] for row in run.metrics) for run in runs)
     for name in ("moved", "closed"):
         mean = fmean(run.metrics[-1][name] for run in runs)
         is_whole = mean.is_integer() or mean >= 100

@@ -30,9 +30,8 @@ from selectconv.lab.train.methods import METHODS, MethodInfo
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
-# `core.layer` and `allocate.settings` have these, too, and import torch.
+# `core.layer` has these, too, and imports torch.
 DAMAGES = ("auto", "mean", "rms")
-SHIFTS = ("learned", "whole")
 
 # What a setting belongs to: the network and the data; the training; what each row of a comparison
 # may have its own best value of; how channels are selected, likewise; nothing that a result depends
@@ -144,7 +143,7 @@ class TrainConfig:
     shifts: str = setting(
         "shifts of re-opened slots: learned (the paper's), or whole: distinct whole pixels, not "
         "trained, and free when deployed",
-        partial(check_choice, choices=SHIFTS),
+        partial(check_choice, choices=("learned", "whole")),
         group="selection",
         default="learned",
     )
@@ -228,19 +227,19 @@ class TrainConfig:
     )
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(TrainConfig)
-        for declared in fields(self):
-            value = getattr(self, declared.name)
-            check = declared.metadata["check"]
-            if check and (value is not None or type(None) not in get_args(hints[declared.name])):
-                check(declared.name, value)
+        for name, declared in _DECLARED.items():
+            value, check = getattr(self, name), declared["check"]
+            if check and (value is not None or type(None) not in get_args(_HINTS[name])):
+                check(name, value)
         from selectconv.lab.data import registry
         from selectconv.lab.zoo.external import check_model_name
 
         check_model_name(self.model)
         if not isinstance(self.model_options, dict):
-            wanted = "a mapping such as {growth_rate: 8}"
-            raise TypeError(f"`model_options` must be {wanted}, got {self.model_options!r}.")
+            raise TypeError(
+                "`model_options` must be a mapping such as {growth_rate: 8}, got "
+                f"{self.model_options!r}."
+            )
         # The user's own images are counted when they are read: settings are valid on any machine.
         if registry.check_dataset_name(self.data) in registry.list_datasets():
             info = registry.dataset_info(self.data, self.image_size)
@@ -310,6 +309,7 @@ def as_file_name(name: str) -> str:
 
 
 _DECLARED = {declared.name: declared.metadata for declared in fields(TrainConfig)}
+_HINTS = get_type_hints(TrainConfig)
 
 
 def setting_names(group: str | None = None) -> list[str]:
@@ -319,10 +319,9 @@ def setting_names(group: str | None = None) -> list[str]:
 
 def setting_types() -> dict[str, type]:
     """Return the type of each setting's values, None aside: int, float, bool, str or dict."""
-    hints = get_type_hints(TrainConfig)
     plain = {
         name: get_args(hint)[0] if type(None) in get_args(hint) else hint
-        for name, hint in hints.items()
+        for name, hint in _HINTS.items()
     }
     return {name: getattr(kind, "__origin__", kind) for name, kind in plain.items()}
 
@@ -334,8 +333,7 @@ def describe_setting(name: str) -> str:
         return str(help)
     shown = f"{default:g}" if isinstance(default, float) else str(default)
     shown = shown.lower() if isinstance(default, bool) else shown
-    recipes = _recipes()
-    if any(name in part for key in ("data", "model") for part in recipes[key].values()):
+    if any(name in part for key in ("data", "model") for part in _recipes()[key].values()):
         shown = f"the paper's value for the model and data, otherwise {shown}"
     return f"{help} (default: {shown})"
 

@@ -42,9 +42,11 @@ def announce(config: TrainConfig, folder: Path, console: Console) -> None:
     with torch.random.fork_rng():
         model = build_model(config, info)
     train_images = config.subset or info.num_train
-    tested = f"{config.test_subset or info.num_test:,} test images"
-    if not info.num_test:
-        tested = "no test images: no error is measured"
+    tested = (
+        f"{config.test_subset or info.num_test:,} test images"
+        if info.num_test
+        else "no test images: no error is measured"
+    )
     shape = "x".join(map(str, info.shape))
     if find_dataset(config.data, config.data_root) is None:
         shape += "; not found on this machine: the run fetches it, or says what to do"
@@ -95,10 +97,10 @@ def estimate_seconds(configs: Mapping[str, TrainConfig], threads: int) -> dict[s
             if shaped not in macs:
                 macs[shaped] = count_macs(build_plain(config, info), info.shape)
             if trained not in rates:
-                timed = seconds_per_image(build_model(config, info), config, info)
-                rates[trained] = timed / macs[shaped]
-            seconds = rates[trained] * macs[shaped] * count_images(config, info)
-            estimates[name] = _START_S + seconds
+                rates[trained] = (
+                    seconds_per_image(build_model(config, info), config, info) / macs[shaped]
+                )
+            estimates[name] = _START_S + rates[trained] * macs[shaped] * count_images(config, info)
     return estimates
 
 

@@ -25,7 +25,7 @@ from selectconv.allocate.report import AllocationReport
 from selectconv.errors import RunError, SelectConvError
 from selectconv.lab.data.catalogue import Images
 from selectconv.lab.data.image_set import DatasetInfo
-from selectconv.lab.data.loaders import Batching, Loader, make_loader
+from selectconv.lab.data.loaders import Batch, Batching, Loader, make_loader
 from selectconv.lab.data.registry import Splits, load_dataset
 from selectconv.lab.train.config import TrainConfig
 from selectconv.lab.train.network import (
@@ -63,13 +63,10 @@ _LOOK_EVERY = 20
 _LOST_RANK = re.compile(r"gloo|nccl|closed by peer|reset by peer|broken pipe", re.IGNORECASE)
 
 
-Batches = Iterable[tuple[Tensor, Tensor]]
-
-
 class Display:
     """Where a run shows its progress; this one shows nothing."""
 
-    def batches(self, loader: Loader, epoch: int, what: str) -> Batches:
+    def batches(self, loader: Loader, epoch: int, what: str) -> Iterable[Batch]:
         """Return an epoch's batches, which show how far it is."""
         return loader.epoch(epoch)
 
@@ -229,8 +226,7 @@ class Training:
             self.optimizer.zero_grad()
             losses[number] = loss.detach()
             counts[number] = len(labels)
-            is_last = number + 1 == len(losses)
-            if (number + 1) % _LOOK_EVERY == 0 or is_last:
+            if (number + 1) % _LOOK_EVERY == 0 or number + 1 == len(losses):
                 bad = (~losses.isfinite()).nonzero().flatten().tolist()
                 if bad:
                     kept = "; its last checkpoint is kept" if epoch else ""

@@ -214,8 +214,7 @@ def load_checkpoint(folder: RunFolder) -> dict[str, Any]:
         found = state["format"]
     except Exception as error:  # a damaged file can fail in any way inside the reader
         # torch's own message suggests weights_only=False, so it is not repeated.
-        kind = type(error).__name__
-        raise RunError(f"{path} is damaged: it cannot be read ({kind}).") from error
+        raise RunError(f"{path} is damaged: it cannot be read ({type(error).__name__}).") from error
     if found != FORMAT:
         raise RunError(f"{path} has format {found!r}; this version reads {FORMAT}.")
     return state
@@ -223,8 +222,9 @@ def load_checkpoint(folder: RunFolder) -> dict[str, Any]:
 
 def dump_weights(model: nn.Module) -> bytes:
     """Return a model's state_dict in the format of safetensors."""
-    state = model.state_dict()
-    return save({name: value.detach().cpu().contiguous() for name, value in state.items()})
+    return save(
+        {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    )
 
 
 def load_weights(path: Path, model: nn.Module, *, slimmed: bool = False) -> None:

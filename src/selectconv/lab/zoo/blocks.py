@@ -2,6 +2,7 @@
 
 import math
 from collections import OrderedDict
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,24 @@ from torch import Tensor, nn
 from selectconv.core.layer import SelectConv2d
 from selectconv.core.mean_source import BatchNormMean
 from selectconv.core.paths import convolve_norm_relu, has_hooks
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What `create_model` asks every builder for.
+
+    Attributes:
+        num_classes: outputs of the classifier.
+        in_channels: channels of the images.
+        stem: "cifar", "tiny" or "imagenet"; None: the model's own.
+        realloc: which selective convs re-allocate, as for `create_model`; None: build a plain
+            network.
+    """
+
+    num_classes: int
+    in_channels: int
+    stem: str | None
+    realloc: str | None
 
 
 class NormReluConv(nn.Sequential):
@@ -90,12 +109,11 @@ def build_stem(in_channels: int, width: int, stem: str, *, norm: bool = False) -
         norm: put BN and ReLU between the conv and the pooling of the "imagenet" stem.
     """
     if stem == "imagenet":
-        layers: list[nn.Module] = [
-            nn.Conv2d(in_channels, width, 7, stride=2, padding=3, bias=False)
-        ]
-        if norm:
-            layers += [nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
-        return nn.Sequential(*layers, nn.MaxPool2d(3, stride=2, padding=1))
+        return nn.Sequential(
+            nn.Conv2d(in_channels, width, 7, stride=2, padding=3, bias=False),
+            *([nn.BatchNorm2d(width), nn.ReLU(inplace=True)] if norm else ()),
+            nn.MaxPool2d(3, stride=2, padding=1),
+        )
     stride = 2 if stem == "tiny" else 1
     return nn.Conv2d(in_channels, width, 3, stride=stride, padding=1, bias=False)
 

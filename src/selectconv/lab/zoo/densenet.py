@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from selectconv.checks import check_count
-from selectconv.lab.zoo.blocks import Network, build_stem, norm_relu_conv
+from selectconv.lab.zoo.blocks import ModelOptions, Network, build_stem, norm_relu_conv
 from selectconv.lab.zoo.learned_group_conv import LearnedGroupConv2d
-from selectconv.lab.zoo.registry import ModelOptions, register_model
 
 
 class DenseUnit(nn.Module):
@@ -96,7 +95,6 @@ class DenseNet(Network):
         nn.init.zeros_(self.classifier.bias)
 
 
-@register_model
 def densenet40(
     options: ModelOptions, *, growth_rate: int = 12, units: Sequence[int] = (6, 6, 6)
 ) -> DenseNet:
@@ -104,7 +102,6 @@ def densenet40(
     return DenseNet(options, growth_rates=[growth_rate] * len(units), units=units)
 
 
-@register_model
 def densenet100(
     options: ModelOptions, *, growth_rate: int = 12, units: Sequence[int] = (16, 16, 16)
 ) -> DenseNet:
@@ -112,7 +109,6 @@ def densenet100(
     return DenseNet(options, growth_rates=[growth_rate] * len(units), units=units)
 
 
-@register_model
 def densenet_bc190(
     options: ModelOptions, *, growth_rate: int = 40, units: Sequence[int] = (31, 31, 31)
 ) -> DenseNet:
@@ -120,7 +116,6 @@ def densenet_bc190(
     return DenseNet(options, growth_rates=[growth_rate] * len(units), units=units, compression=0.5)
 
 
-@register_model
 def densenet121(
     options: ModelOptions, *, growth_rate: int = 32, units: Sequence[int] = (6, 12, 24, 16)
 ) -> DenseNet:
@@ -138,7 +133,6 @@ def densenet121(
     )
 
 
-@register_model
 def condensenet182(
     options: ModelOptions,
     *,

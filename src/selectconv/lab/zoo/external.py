@@ -13,8 +13,6 @@ from selectconv.checks import check_choice, suggest
 from selectconv.extras import import_extra
 from selectconv.lab.zoo.registry import list_models
 
-_TIMM = "timm"
-
 
 def is_external(name: str) -> bool:
     """Return whether a model's name points outside the zoo."""
@@ -63,7 +61,7 @@ def build_external(
         ValueError: there is no such network, or what was built is not a module.
     """
     place, _, function = name.partition(":")
-    if place == _TIMM:
+    if place == "timm":
         build = partial(_find_in_timm(function), in_chans=in_channels)
     else:
         build = partial(_find_function(place, function), in_channels=in_channels)

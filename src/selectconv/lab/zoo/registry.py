@@ -2,45 +2,30 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
 from selectconv.checks import check_choice, check_count, check_flag
-
-Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
+from selectconv.lab.zoo import densenet, resnet
+from selectconv.lab.zoo.blocks import ModelOptions
 
 STEMS = ("cifar", "tiny", "imagenet")
 REALLOCS = ("pointwise", "all", "none", "pointwise-only")
-_BUILDERS: dict[str, Callable[..., nn.Module]] = {}
-
-
-@dataclass(frozen=True)
-class ModelOptions:
-    """What `create_model` asks every builder for.
-
-    Attributes:
-        num_classes: outputs of the classifier.
-        in_channels: channels of the images.
-        stem: one of `STEMS`; None: the model's own.
-        realloc: one of `REALLOCS`, which selective convs re-allocate; None: build a plain network.
-    """
-
-    num_classes: int
-    in_channels: int
-    stem: str | None
-    realloc: str | None
-
-
-def register_model(builder: Builder) -> Builder:
-    """Make a builder available to `create_model` under its own name.
-
-    Args:
-        builder: takes `ModelOptions`, and what else `create_model` is to accept by name.
-    """
-    _BUILDERS[builder.__name__] = builder
-    return builder
+# Each takes `ModelOptions`, and what else `create_model` is to accept by name.
+_BUILDERS: dict[str, Callable[..., nn.Module]] = {
+    builder.__name__: builder
+    for builder in (
+        densenet.densenet40,
+        densenet.densenet100,
+        densenet.densenet121,
+        densenet.densenet_bc190,
+        densenet.condensenet182,
+        resnet.resnet164,
+        resnet.resnet50,
+        resnet.resnext29,
+    )
+}
 
 
 def list_models() -> list[str]:

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from selectconv.checks import check_count
-from selectconv.lab.zoo.blocks import Network, build_stem, norm_relu_conv
-from selectconv.lab.zoo.registry import ModelOptions, register_model
+from selectconv.lab.zoo.blocks import ModelOptions, Network, build_stem, norm_relu_conv
 
 
 class Bottleneck(nn.Module):
@@ -84,7 +83,6 @@ class ResNet(Network):
         super().__init__(stem, stages, channels, options.num_classes)
 
 
-@register_model
 def resnet164(
     options: ModelOptions, *, width: int = 16, blocks: Sequence[int] = (18, 18, 18)
 ) -> ResNet:
@@ -92,7 +90,6 @@ def resnet164(
     return ResNet(options, width=width, blocks=blocks)
 
 
-@register_model
 def resnet50(
     options: ModelOptions, *, width: int = 64, blocks: Sequence[int] = (3, 4, 6, 3)
 ) -> ResNet:
@@ -103,7 +100,6 @@ def resnet50(
     return ResNet(options, width=width, blocks=blocks, own_stem="imagenet")
 
 
-@register_model
 def resnext29(
     options: ModelOptions,
     *,

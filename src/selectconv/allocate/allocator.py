@@ -16,7 +16,7 @@ from selectconv.allocate.agreement import agree
 from selectconv.allocate.budget import Budget, CostAfter
 from selectconv.allocate.decision import decide
 from selectconv.allocate.filters import Filters
-from selectconv.allocate.last_readers import LastReaders
+from selectconv.allocate.last_readers import find_last_readers
 from selectconv.allocate.loop_check import LoopCheck
 from selectconv.allocate.optimizers import check_owns, decays
 from selectconv.allocate.replicas import Replicas
@@ -27,7 +27,7 @@ from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import count_slots, unwrap
 from selectconv.core.plan import AllocationPlan
 from selectconv.core.threads import num_threads
-from selectconv.errors import AllocationError, CompressionError
+from selectconv.errors import AllocationError
 from selectconv.graph.example import as_arguments
 from selectconv.tables import counted
 
@@ -62,8 +62,7 @@ class ChannelAllocator:
             for the gamma that meets a budget, which falls from step to step. In modes that
             re-allocate, a step closes at least what `gamma` would close.
         target_params: the same for parameters. Give at most one of the two targets.
-        example_input: as for `sc.count`; needed for a target, and for the cost in `preview`; read
-            by `gamma="auto"`.
+        example_input: as for `sc.count`; needed for a target, and for the cost in `preview`.
         followers: copies of the model, such as an EMA of its weights, that get the same plan.
         granularity: what a step closes: "slot", an input channel of one layer (the paper), or
             "filter", a channel in all its readers at once, so that it vanishes and the compressed
@@ -143,15 +142,7 @@ class ChannelAllocator:
             self.filters.check(self._replicas.trained_by)
         self._last_readers = None
         if gamma == "auto" and self.settings.reopens and example_input is not None:
-            try:
-                self._last_readers = LastReaders(self.model, example_input)
-                if self._last_readers.keep_all():
-                    warn(
-                        "`gamma` 'auto' closes nothing here: each channel has a single reader. "
-                        "Give a number as `gamma`, and no reader is spared."
-                    )
-            except CompressionError as error:
-                warn(f"`gamma` 'auto' does not know who else reads a channel: {error}")
+            self._last_readers = find_last_readers(self.model, example_input)
         self.budget = None
         if self.settings.target:
             self.budget = Budget(self.model, self.settings, example_input, self.filters)

@@ -10,11 +10,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from selectconv.checks import warn
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers
-from selectconv.errors import naming
+from selectconv.errors import CompressionError, naming
 from selectconv.graph.channels import find_groups
 from selectconv.graph.dataflow import trace_dataflow
+
+
+def find_last_readers(model: nn.Module, example_input: Any) -> "LastReaders | None":
+    """Find who reads each channel; None, with a warning: the model cannot be traced.
+
+    A warning also says so if no slot can be closed.
+    """
+    try:
+        found = LastReaders(model, example_input)
+    except CompressionError as error:
+        warn(f"`gamma` 'auto' does not know who else reads a channel: {error}")
+        return None
+    if found.keep_all():
+        warn(
+            "`gamma` 'auto' closes nothing here: each channel has a single reader. Give a number "
+            "as `gamma`, and no reader is spared."
+        )
+    return found
 
 
 class LastReaders:

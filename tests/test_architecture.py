@@ -36,7 +36,7 @@ ROOMS = {
     "core": Room(1, 1578, 12),
     "graph": Room(2, 1285, 6),
     "deploy": Room(3, 1002, 5),
-    "allocate": Room(4, 1300, 4),
+    "allocate": Room(4, 1357, 4),
     "integrations": Room(5, 170, 0),
     "zoo": Room(6, 395, 5),
     "data": Room(6, 769, 4),
@@ -46,7 +46,7 @@ ROOMS = {
     "report": Room(9, 918, 2),
     "cli": Room(10, 731, 0),
 }
-MOST_STATEMENTS, MOST_FUNCTIONS = 9_898, 901
+MOST_STATEMENTS, MOST_FUNCTIONS = 9_956, 905
 MOST_IN_TESTS = 12_000
 # soak/, benchmarks/, results/, examples/ and docs/: no place to hide statements.
 MOST_BESIDE = 2955

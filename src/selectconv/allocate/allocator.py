@@ -107,19 +107,10 @@ class ChannelAllocator:
         shifts: str = "learned",
     ) -> None:
         self.settings = Settings(
-            total_epochs=total_epochs,
-            gamma=gamma,
-            top_k=top_k,
-            max_copies=max_copies,
-            stop_at=stop_at,
-            grace=grace,
-            mode=mode,
-            damage=damage,
-            target_macs=target_macs,
-            target_params=target_params,
-            granularity=granularity,
-            shifts=shifts,
-        )
+            total_epochs=total_epochs, gamma=gamma, top_k=top_k, max_copies=max_copies,
+            stop_at=stop_at, grace=grace, mode=mode, damage=damage, target_macs=target_macs,
+            target_params=target_params, granularity=granularity, shifts=shifts,
+        )  # fmt: skip
         self.model = unwrap(model)
         if example_input is not None:
             as_arguments(example_input)  # only for its checks

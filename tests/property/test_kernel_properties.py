@@ -45,8 +45,7 @@ class Case:
     def fill(self, layer):
         for name in ("gate", "index", "shifted"):
             getattr(layer, name).copy_(getattr(self, name))
-        with torch.no_grad():
-            layer.shift.copy_(self.shift)
+        layer.shift.detach().copy_(self.shift)
 
 
 @st.composite

@@ -61,8 +61,7 @@ def cases(draw):
     layer.moved.copy_(moved)
     layer.index.copy_(torch.where(moved, torch.randint(slots, (slots,)), layer.index))
     layer.shifted.copy_(moved & torch.tensor(draw(st.lists(st.booleans(), **exactly))))
-    with torch.no_grad():
-        layer.shift.copy_(torch.randn(slots, dims) * draw(st.sampled_from([0.5, 3.0])))
+    layer.shift.detach().copy_(torch.randn(slots, dims) * draw(st.sampled_from([0.5, 3.0])))
     return Case(layer, plain, torch.randn(2, slots, *size, dtype=torch.float64))
 
 

@@ -139,16 +139,17 @@ def test_whole_shifts_stay_whole_whatever_the_optimizer_does(name, in_groups):
         plan = allocator.preview().plan.to_dict()
         assert epoch > 1 or allocator.step(epoch).plan.to_dict() == plan
     moved = 0
-    for layer, other in zip(*map(select_layers, (model, follower)), strict=True):
-        layer, other = select_layers(model)[layer], select_layers(follower)[other]
+    for layer, other in zip(
+        select_layers(model).values(), select_layers(follower).values(), strict=True
+    ):
         assert torch.equal(layer.shift, layer.shift.round())
         assert torch.equal(layer.shift, other.shift)
         assert not layer.shift.grad.any()
         reads = [(*row[:1], *row[1]) for row in zip(layer.index.tolist(), layer.shift.tolist(),
                  strict=True)]  # fmt: skip
         assert len(set(reads)) == len(reads), "no two slots read the same"
-        moved += int((layer.shifted & layer.shift.any(dim=1)).sum())
-        assert int(layer.shifted.sum()) == int((layer.shifted & layer.shift.any(dim=1)).sum())
+        moved += int(layer.shifted.sum())
+        assert layer.shift.any(dim=1)[layer.shifted].all()
     assert moved > 0
     assert [len(group["params"]) for group in optimizer.param_groups] == sizes
     allocator_for(model, optimizer, total_epochs=4)  # learned, the default
@@ -244,11 +245,13 @@ def test_an_epoch_is_stepped_once_and_in_order_but_may_be_skipped():
     allocator = allocator_for(conv_net())
     allocator.step(0)
     allocator.step(3)
-    for epoch in (3, 2):
-        with pytest.raises(sc.AllocationError, match=f"`epoch` {epoch} .*the last was 3"):
-            allocator.step(epoch)
-    for epoch in (-1, 1.5):
-        with pytest.raises((TypeError, ValueError), match=f"`epoch`.*{epoch}"):
+    for epoch, error, said in (
+        (3, sc.AllocationError, "`epoch` 3 .*the last was 3"),
+        (2, sc.AllocationError, "`epoch` 2 .*the last was 3"),
+        (-1, ValueError, "`epoch`.*-1"),
+        (1.5, TypeError, r"`epoch`.*1\.5"),
+    ):
+        with pytest.raises(error, match=said):
             allocator.step(epoch)
     allocator.step(4)
 
@@ -275,8 +278,7 @@ def test_preview_tells_what_the_next_step_does_and_changes_nothing(mode):
         before = snapshot(model, optimizer, allocator)
         preview = allocator.preview()
         assert_same(snapshot(model, optimizer, allocator), before)
-        report = allocator.step(epoch)
-        assert report.plan.to_dict() == preview.plan.to_dict()
+        assert allocator.step(epoch).plan.to_dict() == preview.plan.to_dict()
         if epoch == 0:
             assert preview.deallocated == silent
 
@@ -294,8 +296,7 @@ def test_steps_draw_no_global_random_numbers_and_repeat_with_the_seed():
 
     first = states(seed=3, noise=1)
     assert_same(states(seed=3, noise=2), first)
-    other = states(seed=4, noise=1)
-    assert not torch.equal(other["conv1.shift"], first["conv1.shift"])
+    assert not torch.equal(states(seed=4, noise=1)["conv1.shift"], first["conv1.shift"])
 
 
 def test_each_step_draws_new_random_numbers():
@@ -319,11 +320,11 @@ def test_dealloc_and_realloc_on_demand_work_in_any_mode_and_after_the_schedule(m
     allocator.step(0)
     closed = allocator.dealloc()
     assert (closed.epoch, closed.deallocated, closed.reallocated) == (None, silent, {})
-    for name, layer in select_layers(model).items():
-        assert (~layer.gate).nonzero().flatten().tolist() == silent[name]
+    layers = select_layers(model)
+    assert {name: (~layers[name].gate).nonzero().flatten().tolist() for name in layers} == silent
     opened = allocator.realloc()
     assert (opened.epoch, opened.deallocated, opened.reallocated) == (None, {}, silent)
-    assert all(layer.gate.all() for layer in select_layers(model).values())
+    assert all(layer.gate.all() for layer in layers.values())
     assert not allocator.realloc()
     with pytest.warns(sc.SelectConvWarning, match="`epoch` 1 is past `total_epochs` 1"):
         assert allocator.step(1).epoch == 1  # on demand is no epoch
@@ -347,10 +348,8 @@ def test_grace_also_holds_on_demand_and_survives_a_restart():
     restarted, applied = allocator_for(model, grace=1), allocator_for(twin, grace=1)
     restarted.load_state_dict(allocator.state_dict())
     applied.apply(report.plan)
-    for one in (allocator, restarted, applied):
-        assert not one.dealloc()
-    for one in (allocator, restarted):
-        assert not one.step(1)
+    assert not any(one.dealloc() for one in (allocator, restarted, applied))
+    assert not any(one.step(1) for one in (allocator, restarted))
     assert restarted.step(2).deallocated == silent
 
 
@@ -361,8 +360,7 @@ def test_grace_also_holds_on_demand_and_survives_a_restart():
 def test_a_plan_read_from_json_repeats_the_step_bit_by_bit(mode):
     model, optimizer, _ = trained_pair()
     fresh, fresh_optimizer = twin_of(model, optimizer)
-    report = allocator_for(model, optimizer, mode=mode).step(0)
-    line = json.dumps(report.plan.to_dict())
+    line = json.dumps(allocator_for(model, optimizer, mode=mode).step(0).plan.to_dict())
     replaying = allocator_for(fresh, fresh_optimizer, seed=9)
     replaying.apply(sc.AllocationPlan.from_dict(json.loads(line)))
     assert_same(snapshot(fresh, fresh_optimizer), snapshot(model, optimizer))
@@ -422,8 +420,7 @@ def test_the_optimizer_forgets_reopened_slots_and_nothing_else(name):
     forgotten = 0
     for layer_name, slots in silent.items():
         for kind in ("weight", "shift"):
-            number = names.index(f"{layer_name}.{kind}")
-            own = expected["optimizer"]["state"][number]
+            own = expected["optimizer"]["state"][names.index(f"{layer_name}.{kind}")]
             per_element = [value for key, value in own.items() if key != "step"]
             per_element.append(expected["gradients"][f"{layer_name}.{kind}"])
             for value in per_element:
@@ -440,8 +437,7 @@ def test_the_optimizer_forgets_reopened_slots_and_nothing_else(name):
 
 def test_without_an_optimizer_pending_gradients_are_cleared_too():
     model, silent = silent_net()
-    outputs_of_training = model(images()[0])
-    outputs_of_training.square().sum().backward()
+    model(images()[0]).square().sum().backward()
     assert model.conv1.weight.grad[:, silent["conv1"]].any()
     allocator_for(model).step(0)
     assert not model.conv1.weight.grad[:, silent["conv1"]].any()
@@ -480,9 +476,8 @@ def test_an_optimizer_that_does_not_own_the_parameters_is_refused():
     sc.convert(model)
     with pytest.raises(sc.AllocationError, match=r"does not own 2 .*'conv1\.shift'.*sc\.convert"):
         allocator_for(model, too_early)
-    of_another = torch.optim.SGD(conv_net().parameters(), lr=0.1)
     with pytest.raises(sc.AllocationError, match=r"does not own 4 .*'conv1\.weight'"):
-        allocator_for(model, of_another)
+        allocator_for(model, torch.optim.SGD(conv_net().parameters(), lr=0.1))
     with pytest.raises(TypeError, match=r"`optimizer` must be a torch optimizer.*got Parameter"):
         allocator_for(model, list(model.parameters()))
 
@@ -527,9 +522,9 @@ def test_bad_arguments_are_named(arguments, error, message):
 
 def test_the_signature_has_the_defaults_of_the_settings():
     signature = inspect.signature(sc.ChannelAllocator).parameters
-    for field in dataclasses.fields(Settings):
-        if field.name != "total_epochs":
-            assert signature[field.name].default == field.default
+    defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
+    del defaults["total_epochs"]
+    assert {name: signature[name].default for name in defaults} == defaults
 
 
 def test_a_model_without_selective_layers_is_refused():
@@ -694,16 +689,6 @@ def test_a_follower_of_another_architecture_is_refused(build, differs_at):
     averaged = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
     with pytest.raises(sc.AllocationError, match=r"use_buffers=True.*update_bn"):
         allocator_for(model, followers=[averaged])
-
-
-def open_all(follower, model):
-    follower.conv2.gate.fill_(True)
-
-
-def average_all(follower, model):
-    """As timm's ModelEmaV2 does it: whole numbers, too, and through floats."""
-    for own, its in zip(follower.state_dict().values(), model.state_dict().values(), strict=True):
-        own.copy_(0.9999 * own + (1.0 - 0.9999) * its)
 
 
 # State

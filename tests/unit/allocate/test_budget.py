@@ -33,6 +33,9 @@ def dense_net(**more):
     )
 
 
+pointwise_net = partial(dense_net, realloc="pointwise-only")
+
+
 def setup(mode="dealloc", epochs=8, build=dense_net, train_first=True, **arguments):
     model = build()
     optimizer = torch.optim.SGD(sc.param_groups(model), lr=0.05, momentum=0.9, weight_decay=1e-4)
@@ -84,17 +87,15 @@ def test_a_training_ends_at_its_target(mode, target):
 
 def test_a_falling_budget_closes_about_as_many_slots_at_each_step():
     """Closing a few slots saves nothing by `count`, since gathering the others would not pay."""
-    build = partial(dense_net, realloc="pointwise-only")
-    allocator = setup(target_macs=0.85, epochs=16, build=build)[2]
+    allocator = setup(target_macs=0.85, epochs=16, build=pointwise_net)[2]
     closed = [sum(map(len, allocator.step(epoch).deallocated.values())) for epoch in range(8)]
     assert max(closed) < 2 * sum(closed) / len(closed)
 
 
 @pytest.mark.parametrize("shifts", ["learned", "whole"])
 def test_with_a_target_of_the_dense_cost_slots_move_and_nothing_gets_dearer(shifts):
-    build = partial(dense_net, realloc="pointwise-only")
     model, optimizer, allocator = setup(
-        "select", build=build, target_macs=1.0, gamma=0.05, shifts=shifts
+        "select", build=pointwise_net, target_macs=1.0, gamma=0.05, shifts=shifts
     )
     for epoch in range(8):
         train(model, optimizer, steps=1, seed=epoch)
@@ -172,8 +173,7 @@ def test_a_preview_and_a_failed_step_change_nothing():
     assert_same(snapshot(model, optimizer, allocator), before)
     assert allocator.step(0).plan.to_dict() == report.plan.to_dict()
     layer = next(iter(select_layers(model).values()))
-    with torch.no_grad():
-        layer.weight[0, 0] = float("nan")
+    layer.weight.detach()[0, 0] = float("nan")
     before = snapshot(model, optimizer, allocator)
     with pytest.raises(sc.AllocationError, match="NaN or infinite"):
         allocator.step(1)
@@ -214,9 +214,8 @@ def test_shifts_that_grow_later_do_not_pass_the_target():
     dense = allocator.budget.dense
     moved = [m for m in select_layers(model).values() if bool((m.moved & m.gate).any())]
     assert moved, "the test needs slots that stay re-opened"
-    with torch.no_grad():
-        for layer in moved:
-            layer.shift.mul_(2.5)
+    for layer in moved:
+        layer.shift.detach().mul_(2.5)
     assert ratio(model, "target_macs", dense) > 0.6 * (1 + WITHIN)
     report = allocator.step(4)
     assert report.deallocated
@@ -284,8 +283,7 @@ def test_a_target_is_met_when_only_every_second_epoch_is_stepped(mode, stop_at):
     for epoch in range(0, 8, 2):  # the last acting epoch is 3, or 7
         train(model, optimizer, steps=1, seed=epoch)
         allocator.step(epoch)
-    left = ratio(model, "target_macs", allocator.budget.dense)
-    assert left == pytest.approx(0.5, rel=WITHIN)
+    assert ratio(model, "target_macs", allocator.budget.dense) == pytest.approx(0.5, rel=WITHIN)
 
 
 def test_a_target_that_slots_cannot_meet_warns_and_says_the_closest():
@@ -331,10 +329,8 @@ def _model(**options: object) -> torch.nn.Module:
     model = sc.create_model(
         "densenet40", selective=True, growth_rate=8, units=[2, 2], num_classes=10, **options
     )
-    for module in model.modules():  # nothing has faded in a fresh model: let a part of it
-        if hasattr(module, "gate"):
-            with torch.no_grad():
-                module.weight[:, ::2] *= 1e-3
+    for layer in select_layers(model).values():  # nothing has faded in a fresh model: let a part
+        layer.weight.detach()[:, ::2] *= 1e-3
     return model
 
 
@@ -344,10 +340,9 @@ def test_steps_close_the_share() -> None:
     slots = sum(m.in_channels for m in allocator.layers.values() if m.shift is not None)
     total = 0
     for epoch in range(4):
-        report = allocator.step(epoch)
         closed = sum(
             len(plan.closed)
-            for name, plan in report.plan
+            for name, plan in allocator.step(epoch).plan
             if allocator.layers[name].shift is not None
         )
         assert closed == pytest.approx(share_of_slots(allocator.settings, epoch) * slots, abs=1.0)
@@ -361,8 +356,7 @@ def test_gamma_has_a_limit() -> None:
     assert not sc.ChannelAllocator(model, total_epochs=2, gamma="auto").step(0)  # nothing has faded
     allocator = sc.ChannelAllocator(model, total_epochs=2, gamma="auto")
     for layer in allocator.layers.values():
-        with torch.no_grad():
-            layer.weight *= torch.linspace(0.01, 1, layer.in_channels)[:, None, None]
+        layer.weight.detach().mul_(torch.linspace(0.01, 1, layer.in_channels)[:, None, None])
     gammas = solve_gammas(allocator.settings, allocator.layers, 0, {})
     most = {name: MOST / layer.in_channels for name, layer in allocator.layers.items()}
     # A share of 0.6 at once would need more.
@@ -378,8 +372,9 @@ def test_layers_that_never_reopen_keep_the_papers_gamma() -> None:
     model = _model()
     allocator = sc.ChannelAllocator(model, total_epochs=20, gamma="auto")
     gammas = solve_gammas(allocator.settings, allocator.layers, 5, {})
-    for name, layer in allocator.layers.items():
-        assert (gammas[name] == CLOSE_ONLY) == (layer.shift is None)
+    assert {name: gamma == CLOSE_ONLY for name, gamma in gammas.items()} == {
+        name: layer.shift is None for name, layer in allocator.layers.items()
+    }
     only = sc.ChannelAllocator(_model(), total_epochs=20, gamma="auto", mode="dealloc")
     assert len(set(solve_gammas(only.settings, only.layers, 5, {}).values())) == 1
 

@@ -195,8 +195,7 @@ class TestExpectedActivation:
     def test_per_channel_activations(self, dtype):
         prelu = nn.PReLU(3, dtype=dtype)
         slopes = [0.0, 0.25, -0.5]
-        with torch.no_grad():
-            prelu.weight.copy_(torch.tensor(slopes))
+        prelu.weight.detach().copy_(torch.tensor(slopes))
         beta, gamma = torch.tensor([0.3, -0.3, 0.1], dtype=dtype), torch.ones(3, dtype=dtype)
         value = expected_activation(beta, gamma, prelu)
         assert value.dtype == dtype

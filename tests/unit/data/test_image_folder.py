@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from data_files import NOISE_CLASSES as CLASSES
 from data_files import (
+    NOISE_CLASSES,
     assert_same_batches,
     listing,
     write_image_folder,
@@ -33,7 +33,7 @@ from selectconv.lab.data.read.image_file import centre_crop
 from selectconv.lab.data.read.image_folder import read_imagenet
 from selectconv.lab.data.registry import check_dataset_name, fetch_dataset, find_dataset
 
-pytest.importorskip("PIL", reason="decoding needs Pillow (the train extra)")
+Image = pytest.importorskip("PIL.Image", reason="decoding needs Pillow (the train extra)")
 
 INFO = dataset_info("imagenet")
 SMALL = dataclasses.replace(INFO, shape=(3, 28, 28))
@@ -79,8 +79,6 @@ def test_a_validation_set_may_lack_a_class_and_keeps_the_labels(folder):
 
 
 def test_the_centre_crop_is_that_of_the_shorter_side_at_256(folder):
-    from PIL import Image
-
     # The horizontal position is written into the red channel: 500 wide, 375 high.
     ramp = np.zeros((375, 500, 3), dtype=np.uint8)
     ramp[..., 0] = np.linspace(0, 250, 500)[None]
@@ -97,8 +95,6 @@ def test_the_centre_crop_is_that_of_the_shorter_side_at_256(folder):
 
 @pytest.mark.parametrize("size", [(300, 10), (10, 300), (1, 1), (256, 256)])
 def test_crops_of_odd_images_have_the_right_size(size):
-    from PIL import Image
-
     image = Image.new("RGB", size)
     assert centre_crop(image, 224).size == (224, 224)
     assert image_folder._random_crop(image, 224, random.Random(0)).size == (224, 224)
@@ -129,8 +125,6 @@ def test_a_very_long_image_gives_its_middle():
 
 
 def test_half_of_the_training_images_are_mirrored():
-    from PIL import Image
-
     ramp = np.broadcast_to(np.arange(200, dtype=np.uint8)[None, :, None], (200, 200, 3))
     image = Image.fromarray(np.ascontiguousarray(ramp))
     mirrored = 0
@@ -164,8 +158,7 @@ def test_workers_serve_one_epoch_after_another(images, method):
 
 def test_an_epoch_shows_every_image_once_in_another_order(images):
     orders = [torch.cat([labels for _, labels in batches(images[0], epoch=e)]) for e in (0, 1)]
-    for order in orders:
-        assert order.bincount().tolist() == [5, 5, 5]
+    assert [order.bincount().tolist() for order in orders] == 2 * [[5, 5, 5]]
     assert not torch.equal(*orders)
     assert not torch.equal(batches(images[0])[0][0], batches(images[0], seed=4)[0][0])
 
@@ -174,9 +167,8 @@ def test_test_batches_are_the_centre_crops_in_order_normalised(images):
     test = images[1]
     found = torch.cat([batch for batch, _ in batches(test, train=False)])
     mean, std = torch.tensor(SMALL.mean).view(3, 1, 1), torch.tensor(SMALL.std).view(3, 1, 1)
-    for row in range(15):
-        wanted = (test[row][0].float() / 255 - mean) / std
-        assert (found[row] - wanted).abs().max() < 1e-5
+    wanted = (torch.stack([test[row][0] for row in range(15)]).float() / 255 - mean) / std
+    assert (found - wanted).abs().max() < 1e-5
 
 
 def test_channels_last(images):
@@ -237,9 +229,6 @@ def test_too_many_classes_are_refused(folder):
 # `imagefolder:DIR`: one's own images, their sizes and colours, and what is refused.
 
 
-pytest.importorskip("PIL", reason="decoding needs Pillow (the train extra)")
-
-
 @pytest.fixture
 def pets(tmp_path):
     write_noise(tmp_path / "pets")
@@ -248,7 +237,7 @@ def pets(tmp_path):
 
 def test_what_is_known_about_a_folder_comes_from_its_listing(pets):
     info = dataset_info(f"imagefolder:{pets}")
-    assert (info.classes, info.title, info.shape) == (CLASSES, "pets", (3, 16, 16))
+    assert (info.classes, info.title, info.shape) == (NOISE_CLASSES, "pets", (3, 16, 16))
     assert (info.num_classes, info.num_train, info.num_test) == (3, 12, 6)
     assert (info.padding, info.flip) == (2, True)
 
@@ -260,7 +249,7 @@ def test_small_images_are_read_as_they_are_with_the_labels_of_their_folders(tmp_
     paths = [path for path in written if "train" in path.parts]
     for row, path in enumerate(paths):  # written class by class, in the order of the names
         assert torch.equal(splits.train.images[row].permute(1, 2, 0), torch.tensor(written[path]))
-        assert CLASSES[splits.train.labels[row]] == path.parent.name
+        assert NOISE_CLASSES[splits.train.labels[row]] == path.parent.name
     assert len(splits.test) == 6
 
 
@@ -281,8 +270,7 @@ def test_a_grayscale_file_among_colour_ones_is_turned_to_colour(pets):
     write_pixels(pets / "train" / "dog" / "1.png", gray)
     images = load_dataset(f"imagefolder:{pets}").train.images
     assert torch.equal(images[5], torch.tensor(gray).expand(3, 16, 16))
-    large = load_dataset(f"imagefolder:{pets}", image_size=80).train
-    assert large[5][0].shape == (3, 80, 80)
+    assert load_dataset(f"imagefolder:{pets}", image_size=80).train[5][0].shape == (3, 80, 80)
 
 
 def test_a_colour_file_among_grayscale_ones_is_named(tmp_path):
@@ -319,8 +307,7 @@ def test_the_middle_of_an_oblong_image_is_kept(tmp_path):
     pixels[:, 10:20] = 200
     for part in ("train", "test"):
         write_pixels(tmp_path / part / "a" / "x.png", pixels)
-    images = load_dataset(f"imagefolder:{tmp_path}").train.images
-    assert images.unique().tolist() == [200]
+    assert load_dataset(f"imagefolder:{tmp_path}").train.images.unique().tolist() == [200]
 
 
 def test_a_relative_folder_is_relative_to_the_root_or_to_the_current_folder(pets, monkeypatch):
@@ -341,10 +328,9 @@ def test_without_a_test_folder_there_are_no_test_images(pets):
     assert splits.test is None
     assert len(splits.train) == 5
     assert splits.info.num_test == 0
-    for options in ({"holdout": True}, {"test_subset": 1}):
-        name = next(iter(options))
+    for name, value in ("holdout", True), ("test_subset", 1):
         with pytest.raises(UsageError, match=f"`{name}` needs test images: .* no folder test"):
-            load_dataset(f"imagefolder:{pets}", **options)
+            load_dataset(f"imagefolder:{pets}", **{name: value})
 
 
 NOTHING = np.zeros((4, 4), dtype=np.uint8)

@@ -291,8 +291,7 @@ def test_an_archive_is_unpacked_where_it_lies(tmp_path, inside):
     archive_folder(archive, tmp_path / "cifar-10-batches-bin")
     assert find_dataset("cifar10", tmp_path / "root") == archive
     assert listing(root).keys() == {archive.name}  # finding changes nothing
-    train = load_dataset("cifar10", tmp_path / "root").train
-    assert np.array_equal(train.images.numpy(), images)
+    assert np.array_equal(load_dataset("cifar10", tmp_path / "root").train.images.numpy(), images)
     assert archive.exists()
     assert (root / "cifar-10-batches-bin").is_dir()
     archive.write_text("no longer looked at")

@@ -114,8 +114,8 @@ def test_whole_shifts_are_copies_without_weights_or_multiply_adds(groups, drift)
     small = assert_compresses_the_same(model, x)
     called = [node.target for node in small.graph.nodes if node.op == "call_module"]
     assert called == ["0", "1", "2"]  # no stencil
-    windows = sum(node.target is operator.getitem for node in small.graph.nodes)
-    assert windows == 4  # one for each offset
+    # One window for each offset.
+    assert sum(node.target is operator.getitem for node in small.graph.nodes) == 4
     assert sc.count(model, x).macs <= plain.macs
     assert small.get_submodule("2").in_channels == 12
     torch.testing.assert_close(small(x[:, :, :2, :2]), model(x[:, :, :2, :2]))  # of any size
@@ -127,11 +127,13 @@ def test_a_chain_loses_filters_and_norm_entries():
     model.conv2.close([1, 2])
     small = assert_compresses_the_same(model.eval(), images()[0])
     shapes = {name: tuple(value.shape) for name, value in small.named_parameters()}
-    assert shapes["stem.weight"] == (9, 3, 3, 3)
-    assert shapes["norm1.weight"] == (9,)
-    assert shapes["conv1.weight"] == (10, 9, 1, 1)
-    assert shapes["norm2.bias"] == (10,)
-    assert shapes["conv2.weight"] == (12, 10, 3, 3)
+    assert shapes.items() >= {
+        ("stem.weight", (9, 3, 3, 3)),
+        ("norm1.weight", (9,)),
+        ("conv1.weight", (10, 9, 1, 1)),
+        ("norm2.bias", (10,)),
+        ("conv2.weight", (12, 10, 3, 3)),
+    }
     assert not any(node.target is torch.index_select for node in small.graph.nodes)
 
 
@@ -150,20 +152,16 @@ def test_round_to_where_channels_are_gathered():
     )
     small = assert_compresses_the_same(model, torch.randn(1, 3, 8, 8), round_to=8)
     convs = [conv for conv in small.modules() if isinstance(conv, nn.Conv2d)]
-    pointwise = [conv for conv in convs if conv.kernel_size == (1, 1)]
-    assert pointwise
-    assert all(conv.in_channels % 8 == 0 for conv in pointwise)
+    assert {conv.in_channels % 8 for conv in convs if conv.kernel_size == (1, 1)} == {0}
 
 
 def test_gathers_only_where_that_pays():
     model = sc.create_model("densenet40", selective=True, growth_rate=8, units=(2, 2, 1)).eval()
     x = torch.randn(1, 3, 8, 8)
-    model.blocks[0][1].pointwise.conv.close([0])
-    few = assert_compresses_the_same(model, x)
-    assert not any(node.target is torch.index_select for node in few.graph.nodes)
-    model.blocks[0][1].pointwise.conv.close(range(12))
-    many = assert_compresses_the_same(model, x)
-    assert sum(node.target is torch.index_select for node in many.graph.nodes) == 1
+    for closed, gathers in (range(1), 0), (range(12), 1):
+        model.blocks[0][1].pointwise.conv.close(closed)
+        small = assert_compresses_the_same(model, x)
+        assert sum(node.target is torch.index_select for node in small.graph.nodes) == gathers
 
 
 def test_layers_closed_entirely_are_constant():
@@ -345,8 +343,7 @@ def test_forwards_that_take_any_arguments(kind, tmp_path):
     x = torch.randn(2, 3, 8, 8)
     small = sc.compress(model, x)
     sc.save_compressed(small, tmp_path / "small.safetensors")
-    loaded = sc.load_compressed(tmp_path / "small.safetensors")
-    assert torch.equal(loaded(x), small(x))
+    assert torch.equal(sc.load_compressed(tmp_path / "small.safetensors")(x), small(x))
     torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-4)
 
 
@@ -453,10 +450,7 @@ def test_arguments_by_name_and_several_of_them():
     model = scramble(Two())
     x, y = torch.randn(2, 3, 4, 4), torch.randn(2, 1)
     for example in ((x, y), {"x": x, "y": y}):
-        got = sc.compress(model, example)(x=x, y=y)
-        want = model(x, y)
-        assert set(got) == {"sum", "other"}
-        torch.testing.assert_close(got["sum"], want["sum"])
+        torch.testing.assert_close(sc.compress(model, example)(x=x, y=y), model(x, y))
 
 
 def test_float64_keeps_its_digits():

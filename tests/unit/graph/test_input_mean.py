@@ -45,8 +45,7 @@ def conv(channels=CHANNELS, axes=2):
 
 def per_channel_prelu():
     act = nn.PReLU(CHANNELS)
-    with torch.no_grad():
-        act.weight.uniform_(-0.5, 0.5)
+    act.weight.detach().uniform_(-0.5, 0.5)
     return act
 
 
@@ -534,8 +533,7 @@ def test_batch_norm_with_its_activation(name):
     layers = pytest.importorskip("timm", reason="timm is not installed").layers
     options, shown = TIMM_NORMS[name]
     bn = layers.BatchNormAct2d(8, **options)
-    with torch.no_grad():
-        bn.bias.uniform_(-1, 1)
+    bn.bias.detach().uniform_(-1, 1)
     net = Net(lambda n, x: n.conv(n.drop(n.bn(x))), bn=bn, drop=layers.DropPath(0.3), conv=conv())
     assert repr(source_of(net)) == shown
     assert_mean_is_that_of_real_inputs(net)

@@ -21,7 +21,7 @@ from selectconv.lab.data.registry import dataset_info
 from selectconv.lab.train.config import resolve
 from selectconv.lab.train.network import build_model, build_plain, check_network
 from selectconv.lab.zoo.external import build_external, check_model_name
-from tiny_models import allocation_of, select_layers, silence, train
+from tiny_models import allocation_of, assert_same, select_layers, silence, train
 
 CLASSES = 4
 # Sums of a few hundred float32 products near 1, in another order or with terms of 1e-9.
@@ -202,9 +202,8 @@ def test_selective_parameters(name, realloc):
 @pytest.mark.parametrize("name", OTHER_DATASETS["cifar100"])
 @pytest.mark.parametrize("data", DATASETS)
 def test_parameters_on_other_data(data, name):
-    plain = on_meta(name, **DATASETS[data])
-    selective = on_meta(name, selective=True, **DATASETS[data])
-    assert (count_params(plain), count_params(selective)) == OTHER_DATASETS[data][name]
+    models = (on_meta(name, selective=one, **DATASETS[data]) for one in (False, True))
+    assert tuple(map(count_params, models)) == OTHER_DATASETS[data][name]
 
 
 # Which convs are selective
@@ -296,8 +295,7 @@ def test_macs_on_fashion_mnist(name):
 
 
 def test_module_names_stay():
-    keys = list(narrow("densenet_bc190", selective=True).state_dict())
-    for key in (
+    assert narrow("densenet_bc190", selective=True).state_dict().keys() >= {
         "stem.weight",
         "blocks.0.0.pointwise.norm.weight",
         "blocks.0.0.pointwise.conv.weight",
@@ -306,8 +304,7 @@ def test_module_names_stay():
         "blocks.0.2.conv.weight",
         "head.0.running_mean",
         "classifier.bias",
-    ):
-        assert key in keys
+    }
 
 
 @each_model
@@ -325,8 +322,7 @@ def test_bottlenecks_compute_what_the_paper_describes(name):
         for part in parts:
             features = apply_block(part, features)
         if "resne" in name:
-            zeros = torch.zeros(2, features.shape[1] - x.shape[1], 6, 6)
-            expected = torch.cat([x, zeros], dim=1) + features
+            expected = F.pad(x, (0, 0, 0, 0, 0, features.shape[1] - x.shape[1])) + features
         else:
             expected = torch.cat([x, features], dim=1)
         torch.testing.assert_close(unit(x), expected, rtol=ROUNDING, atol=ROUNDING)
@@ -351,9 +347,10 @@ def test_the_whole_trunk_is_pooled_between_stages(name):
     assert not got[:, width:].any(), "zeros are appended behind the channels that were there"
 
 
-@pytest.mark.parametrize("realloc", [None, *REALLOCS])
-def test_condensenet_drops_between_relu_and_pointwise_conv(realloc):
-    options = {} if realloc is None else {"selective": True, "realloc": realloc}
+@pytest.mark.parametrize(
+    "options", [{}, *({"selective": True, "realloc": realloc} for realloc in REALLOCS)], ids=str
+)
+def test_condensenet_drops_between_relu_and_pointwise_conv(options):
     model = on_meta("condensenet182", **options)
     units = [unit for block in model.blocks for unit in block if hasattr(unit, "pointwise")]
     assert len(units) == 90
@@ -386,8 +383,8 @@ def test_a_block_with_closed_slots_drops_in_training_too():
 @pytest.mark.parametrize(("stem", "factor"), [("cifar", 1), ("tiny", 2), ("imagenet", 4)])
 @each_model
 def test_stems_shrink_the_map(name, stem, factor):
-    model = narrow(name, stem=stem)
-    assert model.stem(torch.zeros(1, 3, 16, 24)).shape[2:] == (16 // factor, 24 // factor)
+    shrunk = narrow(name, stem=stem).stem(torch.zeros(1, 3, 16, 24))
+    assert shrunk.shape[2:] == (16 // factor, 24 // factor)
 
 
 @each_model
@@ -428,8 +425,7 @@ def test_runs_on_images(name, stem, shape):
         assert logits.shape == (2, CLASSES)
         assert logits.isfinite().all()
         logits.square().sum().backward()
-        missing = [key for key, p in model.named_parameters() if p.grad is None]
-        assert missing == []
+        assert [key for key, p in model.named_parameters() if p.grad is None] == []
 
 
 @each_realloc
@@ -482,11 +478,11 @@ def test_a_step_of_the_allocator(name, realloc):
     shifts = {key: layers[key].shift.detach().clone() for key in report.reallocated}
     train(model, optimizer, 3, seed=1)
     assert model.eval()(x).isfinite().all()
-    for key, value in allocation_of(model).items():
-        assert torch.equal(value, allocation[key]), key
-    for key, old in shifts.items():
-        learned = (layers[key].shift != old).any(dim=1).nonzero().flatten().tolist()
-        assert learned == silent[key], key
+    assert_same(allocation_of(model), allocation)
+    learned = {key: (layers[key].shift != old).any(dim=1) for key, old in shifts.items()}
+    assert {key: rows.nonzero().flatten().tolist() for key, rows in learned.items()} == (
+        report.reallocated
+    )
 
 
 # Initialisation
@@ -573,12 +569,9 @@ def test_pointwise_only_leaves_all_other_convs_plain(name):
     model = narrow(name, selective=True, realloc="pointwise-only")
     convs = [m for m in model.blocks.modules() if isinstance(m, nn.Conv2d)]
     assert {conv.kernel_size for conv in convs} >= {(1, 1), (3, 3)}
-    for conv in convs:
-        if conv.kernel_size == (1, 1) and conv.groups == 1:
-            assert isinstance(conv, sc.SelectConv2d)
-            assert conv.shift is not None
-        else:
-            assert not isinstance(conv, sc.SelectConv2d)
+    pointwise = [conv for conv in convs if conv.kernel_size == (1, 1) and conv.groups == 1]
+    assert [conv for conv in convs if isinstance(conv, sc.SelectConv2d)] == pointwise
+    assert all(conv.shift is not None for conv in pointwise)
 
 
 # Networks from outside the zoo: names, wrong names, what is built.
@@ -667,8 +660,7 @@ def test_a_function_in_the_current_folder(own_module):
 
 
 def test_timm():
-    model = build("timm:resnet10t").eval()
-    assert model(torch.zeros(1, 1, 32, 32)).shape == (1, 5)
+    assert build("timm:resnet10t").eval()(torch.zeros(1, 1, 32, 32)).shape == (1, 5)
 
 
 @pytest.mark.parametrize(
@@ -712,12 +704,11 @@ def test_an_option_that_the_function_lacks(own_module):
 
 
 @pytest.mark.parametrize(
-    ("method", "realloc", "has_shift"),
-    [("select", None, (True, True)), ("select", "pointwise", (False, True)),
-     ("dealloc", None, (False, False)), ("shift", None, (True, True))],
+    ("method", "options", "has_shift"),
+    [("select", {}, (True, True)), ("select", {"realloc": "pointwise"}, (False, True)),
+     ("dealloc", {}, (False, False)), ("shift", {}, (True, True))],
 )  # fmt: skip
-def test_a_runs_network_is_converted(own_module, method, realloc, has_shift):
-    options = {} if realloc is None else {"realloc": realloc}
+def test_a_runs_network_is_converted(own_module, method, options, has_shift):
     config = resolve(
         {"model": f"{own_module}:small", "data": "digits", "method": method,
          "model_options": options}
@@ -725,15 +716,14 @@ def test_a_runs_network_is_converted(own_module, method, realloc, has_shift):
     info = dataset_info("digits")
     torch.manual_seed(0)
     model = build_model(config, info)
-    layers = [m for m in model.modules() if isinstance(m, sc.SelectConv2d)]
-    assert tuple(layer.shift is not None for layer in layers) == has_shift
+    assert tuple(m.shift is not None for m in select_layers(model).values()) == has_shift
     torch.manual_seed(0)
     plain = build_plain(config, info)
     assert not any(isinstance(m, sc.SelectConv2d) for m in plain.modules())
     assert type(plain) is nn.Sequential
     # The same start for every method.
-    for name, value in plain.state_dict().items():
-        torch.testing.assert_close(model.state_dict()[name], value, rtol=0, atol=0)
+    same = {name: model.state_dict()[name] for name in plain.state_dict()}
+    assert_same(same, dict(plain.state_dict()))
 
 
 def test_run_names_are_file_names():

@@ -16,7 +16,7 @@ from typing import Any
 from selectconv.lab.report.collect import collect
 from selectconv.lab.report.compare import Group, Row, group_runs
 from selectconv.lab.report.figure import draw_figure
-from selectconv.lab.report.figures_of_methods import draw_costs
+from selectconv.lab.report.figures import draw_costs
 from selectconv.lab.report.findings import Finding, find_out, judge
 from selectconv.lab.report.statistics import LEVEL, Comparison, compare, half_interval, show_p
 from selectconv.lab.report.tables import show_spread

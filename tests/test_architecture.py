@@ -43,10 +43,10 @@ ROOMS = {
     "train": Room(7, 1062, 7),
     "bench": Room(8, 231, 2),
     "reproduce": Room(8, 239, 2),
-    "report": Room(9, 918, 2),
+    "report": Room(9, 921, 2),
     "cli": Room(10, 731, 0),
 }
-MOST_STATEMENTS, MOST_FUNCTIONS = 9_956, 905
+MOST_STATEMENTS, MOST_FUNCTIONS = 9_959, 905
 MOST_IN_TESTS = 12_000
 # soak/, benchmarks/, results/, examples/ and docs/: no place to hide statements.
 MOST_BESIDE = 2955

@@ -127,8 +127,8 @@ def build_report(
 def time_networks(group: Group) -> None:
     """Time the network of each row's median run in ONNX Runtime, on one thread and in turn.
 
-    The runs' folders get the median of the ratios to the first row's time. Weights do not matter to
-    it, so they may be missing; a slimmed network needs them.
+    The runs' folders get the median of the ratios to the first row's time; older measurements go.
+    Weights do not matter to it, so they may be missing; a slimmed network needs them.
     """
     rows = [[run for run in row.runs.values() if run.deployed is not None] for row in group.rows]
     chosen = {run.name: run for run in map(figures.median_run, filter(None, rows))}
@@ -139,6 +139,9 @@ def time_networks(group: Group) -> None:
             images = torch.zeros(_BATCH, *run_data(run.path, run.config).shape)
             sides[name] = partial(open_network(network.eval(), images, "onnxruntime"), images)
         times = in_turn(sides, _REPEATS)
+        for run in group.runs:  # another one may have been the median run before
+            run.time.clear()
+            (run.path / TIME).unlink(missing_ok=True)
         for name, run in chosen.items():
             over, own = next(iter(chosen)), times[name]
             run.time.update(row("ONNX Runtime", name, ratios(own, times[over]), "x"))

@@ -36,17 +36,17 @@ ROOMS = {
     "core": Room(1, 1578, 12),
     "graph": Room(2, 1285, 6),
     "deploy": Room(3, 1002, 5),
-    "allocate": Room(4, 1357, 4),
+    "allocate": Room(4, 1358, 4),
     "integrations": Room(5, 170, 0),
     "zoo": Room(6, 395, 5),
     "data": Room(6, 769, 4),
     "train": Room(7, 1062, 7),
     "bench": Room(8, 231, 2),
     "reproduce": Room(8, 239, 2),
-    "report": Room(9, 921, 2),
+    "report": Room(9, 922, 2),
     "cli": Room(10, 731, 0),
 }
-MOST_STATEMENTS, MOST_FUNCTIONS = 9_959, 905
+MOST_STATEMENTS, MOST_FUNCTIONS = 9_961, 905
 MOST_IN_TESTS = 12_000
 # soak/, benchmarks/, results/, examples/ and docs/: no place to hide statements.
 MOST_BESIDE = 2955

@@ -74,7 +74,7 @@ def decide(
     generator = state.make_generator()
     now = state.last_epoch if epoch is None else epoch
     protected = state.protected(now, settings.grace)
-    if last_readers is not None:
+    if closes and last_readers is not None:
         kept = last_readers.find(layers, settings.damage)
         protected = {name: kept[name] | protected[name] for name in kept}
     if budget is not None and epoch is not None and layers:

@@ -55,7 +55,8 @@ class LastReaders:
             for name, layer in layers.items()
         }
         self._count = 0
-        for group in find_groups(trace_dataflow(model, example_input), model).groups:
+        flow = trace_dataflow(model, example_input)
+        for group in find_groups(flow, model, follows_moves=False).groups:  # to resume alike
             if group.readers and group.readers.keys() <= layers.keys():
                 for name, channels in group.readers.items():
                     self._numbers[name][channels] = torch.arange(len(channels)) + self._count

@@ -66,21 +66,23 @@ def by_output(module: nn.Module, weight: Tensor) -> Tensor:
     return weight.transpose(0, 1) if getattr(module, "transposed", False) else weight
 
 
-def find_groups(flow: Dataflow, model: nn.Module) -> ChannelGroups:
+def find_groups(flow: Dataflow, model: nn.Module, *, follows_moves: bool = True) -> ChannelGroups:
     """Find the channels of a traced model that hang together.
 
     Args:
         flow: the traced model.
         model: the model itself; only channels that its own modules make and read can go.
+        follows_moves: whether moved slots of grouped convs hold channels. False: the outcome is
+            the same for every allocation of the model.
     """
-    return _Finder(flow, model).find()
+    return _Finder(flow, model, follows_moves).find()
 
 
 class _Finder:
     """Numbers every channel that is made, and joins the numbers that hang together."""
 
-    def __init__(self, flow: Dataflow, model: nn.Module) -> None:
-        self.flow = flow
+    def __init__(self, flow: Dataflow, model: nn.Module, follows_moves: bool) -> None:
+        self.flow, self.follows_moves = flow, follows_moves
         self.modules = dict(model.named_modules())
         self.shared = find_shared(flow)
         self.can_be_zero = zero_channels(flow, _can_be_zero)
@@ -162,7 +164,8 @@ class _Finder:
             f"`{name}` is not a module of the model": own is None,
             f"`{name}` is called twice, or shares its weight": op.node in self.shared,
             f"the weight of `{name}` is recomputed": hasattr(own, "parametrizations"),
-            f"`{name}` has groups and moved slots": groups > 1
+            f"`{name}` has groups and moved slots": self.follows_moves
+            and groups > 1
             and isinstance(module, SelectConvNd)
             and bool(module.moved.any()),
         }

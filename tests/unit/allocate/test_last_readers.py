@@ -61,6 +61,22 @@ def test_a_copy_does_not_keep_a_channel_that_its_own_slot_reads():
     assert allocator.preview().deallocated["last"] == [5]
 
 
+def test_an_allocator_of_a_trained_model_decides_as_that_of_the_fresh_one():
+    class Grouped(Fork):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = (nn.Conv2d(16, 8, 1, groups=2) for _ in range(2))
+
+    model = sc.convert(Grouped(), IMAGES).train()
+    model(IMAGES)  # inputs are observed
+    model.left.close([2])
+    model.left.realloc()
+    with torch.no_grad():
+        model.last.weight[:, :2] *= 1e-6
+    allocator = sc.ChannelAllocator(model, total_epochs=2, gamma="auto", example_input=IMAGES)
+    assert "last" not in allocator.preview().deallocated
+
+
 def test_layers_that_no_step_touches_go_on_reading():
     model, allocator = make(example_input=IMAGES)
     model.right.requires_grad_(False)
@@ -95,4 +111,6 @@ def test_a_model_that_cannot_be_traced_is_told():
 
     model = sc.convert(Branch(), IMAGES)
     with pytest.warns(sc.SelectConvWarning, match="who else reads"):
-        sc.ChannelAllocator(model, total_epochs=2, gamma="auto", example_input=IMAGES)
+        allocator = sc.ChannelAllocator(model, total_epochs=2, gamma="auto", example_input=IMAGES)
+    assert allocator.settings.gamma == "auto"
+    assert allocator.preview().unknown == ("left", "right", "last")  # it goes on without the rule

@@ -1,7 +1,6 @@
 """`compress`: a physically smaller model of standard operations, with the same outputs."""
 
 import copy
-import operator
 from itertools import pairwise
 from typing import Any
 
@@ -244,21 +243,19 @@ class _Builder:
     def _write_copies(self, before: fx.Node, part: Part, offsets: Channels) -> list[fx.Node]:
         """Write channels shifted by whole pixels: a piece for each distinct offset.
 
-        The distinct channels get a frame of zeros; each piece is a slice of that.
+        A pad adds zeros on one side and, being negative there, cuts as much off the other: a pixel
+        at a time, which any map has.
         """
-        distinct, place = np.unique(part.sources.reshape(-1)[part.order], return_inverse=True)
-        frame = [reach for reach in reversed(part.reach) for _ in range(2)]
-        framed = self.graph.call_function(F.pad, (self._gather(before, distinct), frame))
-        framed = self._select(framed, place)
+        sources = part.sources.reshape(-1)[part.order]
         starts = [0, *(np.flatnonzero(np.any(np.diff(offsets, axis=0), axis=1)) + 1).tolist()]
         pieces = []
         for start, stop in pairwise([*starts, len(offsets)]):
-            window = (
-                slice(reach + step, step - reach or None)
-                for reach, step in zip(part.reach, offsets[start].tolist(), strict=True)
-            )
-            item = (slice(None), slice(start, stop), *window)
-            pieces.append(self.graph.call_function(operator.getitem, (framed, item)))
+            piece, left = self._gather(before, sources[start:stop]), offsets[start]
+            while left.any():
+                frame = [end for step in np.sign(left[::-1]).tolist() for end in (-step, step)]
+                piece = self.graph.call_function(F.pad, (piece, frame))
+                left = left - np.sign(left)
+            pieces.append(piece)
         return pieces
 
     def _write_channel_pad(self, op: Operation) -> fx.Node:

@@ -3,13 +3,11 @@
 import logging
 import os
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map
@@ -173,7 +171,6 @@ def _export(plain: nn.Module, arguments: Any, dynamic: str | None) -> bytes:
         # Noted shapes can be inferred, and onnxruntime's quantizer trips over them: it transposes
         # weights, whose noted shape is then wrong.
         del proto.graph.value_info[:]
-        _merge_slices(proto.graph)
         _name_outputs(proto.graph, _outputs(plain, (args, kwargs)))
         _import("onnx").checker.check_model(proto)
         content = bytes(proto.SerializeToString())
@@ -223,30 +220,6 @@ def _name_outputs(graph: Any, outputs: Any) -> None:
         node.output[:] = [new.get(name, name) for name in node.output]
     for value in (*graph.initializer, *graph.output):
         value.name = new.get(value.name, value.name)
-
-
-def _merge_slices(graph: Any) -> None:
-    """Make one slice of slices along different axes: each of them would copy what it keeps."""
-    numpy_helper = _import("onnx").numpy_helper
-    numbers = {one.name: numpy_helper.to_array(one) for one in graph.initializer}
-    readers = Counter(name for node in graph.node for name in node.input)
-    slices = {node.output[0]: node for node in graph.node if node.op_type == "Slice"}
-    for name, node in slices.items():
-        inner = slices.get(node.input[0])
-        if inner is None or readers[node.input[0]] > 1:
-            continue
-        both = list(zip(inner.input[1:], node.input[1:], strict=False))
-        if len(both) < 4 or not all(one in numbers for pair in both for one in pair):
-            continue
-        values = [np.concatenate([numbers[one], numbers[other]]) for one, other in both]
-        if len(set(values[2].tolist())) < len(values[2]):
-            continue
-        node.input[0] = inner.input[0]
-        for number, value in enumerate(values):
-            node.input[number + 1] = f"{name}_{number}"
-            numbers[node.input[number + 1]] = value
-            graph.initializer.append(numpy_helper.from_array(value, node.input[number + 1]))
-        graph.node.remove(inner)
 
 
 @contextmanager

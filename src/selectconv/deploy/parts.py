@@ -1,10 +1,10 @@
 """What a selective conv becomes: one plain conv, and what that conv reads.
 
 Slots that read their channel as it is become one part: the distinct channels that they read. Slots
-shifted by whole pixels are a second part: a frame of zeros around their channels, and a slice of
-that for each offset. Other shifted slots are a third part. A bilinear shift is a small stencil, so
-a depthwise conv shifts their channels. One conv reads all parts, joined, so that a runtime can fold
-the batch norm after it; where none follows, adding up two convs is about as fast.
+shifted by whole pixels are a second part: for each offset, their channels with zeros on one side
+and as much cut off the other. Other shifted slots are a third part. A bilinear shift is a small
+stencil, so a depthwise conv shifts their channels. One conv reads all parts, joined, so that a
+runtime can fold the batch norm after it; where none follows, adding up two convs is about as fast.
 """
 
 import math

@@ -35,7 +35,7 @@ ROOMS = {
     "root": Room(0, 218, 5),
     "core": Room(1, 1578, 12),
     "graph": Room(2, 1285, 6),
-    "deploy": Room(3, 1002, 5),
+    "deploy": Room(3, 976, 5),
     "allocate": Room(4, 1358, 4),
     "integrations": Room(5, 170, 0),
     "zoo": Room(6, 395, 5),
@@ -46,7 +46,7 @@ ROOMS = {
     "report": Room(9, 922, 2),
     "cli": Room(10, 731, 0),
 }
-MOST_STATEMENTS, MOST_FUNCTIONS = 9_961, 905
+MOST_STATEMENTS, MOST_FUNCTIONS = 9_935, 904
 MOST_IN_TESTS = 12_000
 # soak/, benchmarks/, results/, examples/ and docs/: no place to hide statements.
 MOST_BESIDE = 2955

@@ -32,21 +32,21 @@ class Room:
 
 # The wall stands between the library (up to `integrations`) and the laboratory, `lab/`.
 ROOMS = {
-    "root": Room(0, 218, 5),
-    "core": Room(1, 1578, 12),
-    "graph": Room(2, 1285, 6),
-    "deploy": Room(3, 976, 5),
-    "allocate": Room(4, 1358, 4),
+    "root": Room(0, 228, 5),
+    "core": Room(1, 1585, 12),
+    "graph": Room(2, 1287, 6),
+    "deploy": Room(3, 977, 5),
+    "allocate": Room(4, 1356, 4),
     "integrations": Room(5, 170, 0),
-    "zoo": Room(6, 395, 5),
+    "zoo": Room(6, 399, 5),
     "data": Room(6, 769, 4),
-    "train": Room(7, 1062, 7),
+    "train": Room(7, 1063, 7),
     "bench": Room(8, 231, 2),
     "reproduce": Room(8, 239, 2),
-    "report": Room(9, 922, 2),
-    "cli": Room(10, 731, 0),
+    "report": Room(9, 923, 2),
+    "cli": Room(10, 739, 0),
 }
-MOST_STATEMENTS, MOST_FUNCTIONS = 9_935, 904
+MOST_STATEMENTS, MOST_FUNCTIONS = 9_966, 906
 MOST_IN_TESTS = 12_000
 # soak/, benchmarks/, results/, examples/ and docs/: no place to hide statements.
 MOST_BESIDE = 2955

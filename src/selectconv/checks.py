@@ -12,7 +12,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from selectconv.errors import SelectConvWarning
+from selectconv.errors import BadType, BadValue, SelectConvWarning
 
 
 def as_plain(value: Any) -> Any:
@@ -30,6 +30,14 @@ def check_fraction(name: str, value: float) -> float:
     return _check_number(name, value, "a number in [0, 1]", 1.0)
 
 
+def check_share(name: str, value: float) -> float:
+    """Return `value` as a float above 0, of at most 1."""
+    accepted = "a number above 0 and at most 1"
+    if (share := _check_number(name, value, accepted, 1.0)) == 0:
+        raise BadValue(f"`{name}` must be {accepted}, got {value!r}.")
+    return share
+
+
 def check_gamma(name: str, value: float | str) -> float | str:
     """Return `value` as a float in [0, 1], or "auto"."""
     if isinstance(value, str) and value == "auto":
@@ -45,9 +53,9 @@ def check_non_negative(name: str, value: float) -> float:
 def _check_number(name: str, value: Any, accepted: str, most: float) -> float:
     number = as_plain(value)
     if not is_number(number):
-        raise TypeError(f"`{name}` must be {accepted}, got {number!r}.")
+        raise BadType(f"`{name}` must be {accepted}, got {number!r}.")
     if not 0.0 <= number <= most:  # NaN fails this too
-        raise ValueError(f"`{name}` must be {accepted}, got {number!r}.")
+        raise BadValue(f"`{name}` must be {accepted}, got {number!r}.")
     return float(number)
 
 
@@ -55,9 +63,9 @@ def check_count(name: str, value: int, minimum: int) -> int:
     """Return `value` as an int of at least `minimum`."""
     value = as_plain(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"`{name}` must be an integer of at least {minimum}, got {value!r}.")
+        raise BadType(f"`{name}` must be an integer of at least {minimum}, got {value!r}.")
     if value < minimum:
-        raise ValueError(f"`{name}` must be at least {minimum}, got {value!r}.")
+        raise BadValue(f"`{name}` must be at least {minimum}, got {value!r}.")
     return value
 
 
@@ -65,14 +73,14 @@ def check_seed(name: str, value: int) -> int:
     """Return `value` as an int that torch's generators take."""
     value = check_count(name, value, 0)
     if value >= 1 << 63:
-        raise ValueError(f"`{name}` must be below 2^63, got {value!r}.")
+        raise BadValue(f"`{name}` must be below 2^63, got {value!r}.")
     return value
 
 
 def check_flag(name: str, value: bool) -> bool:
     """Return `value` if it is True or False."""
     if not isinstance(value, bool):
-        raise TypeError(f"`{name}` must be True or False, got {value!r:.60}.")
+        raise BadType(f"`{name}` must be True or False, got {value!r:.60}.")
     return value
 
 
@@ -81,7 +89,7 @@ def check_choice(name: str, value: str, choices: Collection[str]) -> str:
     if isinstance(value, str) and value in choices:
         return value
     hint = suggest(value, choices)
-    raise ValueError(f"`{name}` must be one of {', '.join(choices)}; got {value!r}.{hint}")
+    raise BadValue(f"`{name}` must be one of {', '.join(choices)}; got {value!r}.{hint}")
 
 
 def suggest(value: str, choices: Collection[str]) -> str:
@@ -93,15 +101,15 @@ def suggest(value: str, choices: Collection[str]) -> str:
 def check_callable(name: str, value: Callable[..., Any]) -> None:
     """Check that `value` can be called."""
     if not callable(value):
-        raise TypeError(f"`{name}` must be a function, got {value!r}.")
+        raise BadType(f"`{name}` must be a function, got {value!r}.")
 
 
 def check_path(name: str, value: str | os.PathLike[str]) -> Path:
     """Return `value` as a path."""
     if not isinstance(value, str | os.PathLike):
-        raise TypeError(f"`{name}` must be a path, got {type(value).__name__}.")
+        raise BadType(f"`{name}` must be a path, got {type(value).__name__}.")
     if not os.fspath(value) or "\0" in os.fspath(value):
-        raise ValueError(f"`{name}` must be a path, got {os.fspath(value)!r}.")
+        raise BadValue(f"`{name}` must be a path, got {os.fspath(value)!r}.")
     return Path(value)
 
 

@@ -5,7 +5,15 @@ from contextlib import contextmanager
 
 
 class SelectConvError(Exception):
-    """The base class of all errors that are not about the type or value of a single argument."""
+    """The base class of all errors."""
+
+
+class BadValue(SelectConvError, ValueError):
+    """An argument has a value that is not accepted."""
+
+
+class BadType(SelectConvError, TypeError):
+    """An argument has a type that is not accepted."""
 
 
 class ConversionError(SelectConvError, ValueError):

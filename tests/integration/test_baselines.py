@@ -167,7 +167,11 @@ def test_compress_writes_what_the_run_ended_with(kind, folders, tmp_path, capsys
     [
         (["--method", "lgc"], 2, "needs `model` condensenet182, got 'densenet40'"),
         (["--target-macs", "0.5", "--target-params", "0.5"], 2, "cannot be combined"),
-        (["--target-macs", "2"], 2, "`target_macs` must be a number in [0, 1], got 2.0"),
+        (
+            ["--target-macs", "2"],
+            2,
+            "`target_macs` must be a number above 0 and at most 1, got 2.0",
+        ),
         (["--target-macs", "half"], 2, "`target_macs` must be a number"),
         (["--target-macs", "0.5", "--method", "plain"], 2, "got 'plain'"),
         (["--target-macs", "0.01"], 2, "cannot be reached"),

@@ -27,7 +27,7 @@ from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import count_slots, unwrap
 from selectconv.core.plan import AllocationPlan
 from selectconv.core.threads import num_threads
-from selectconv.errors import AllocationError
+from selectconv.errors import AllocationError, BadType, BadValue
 from selectconv.graph.example import as_arguments
 from selectconv.tables import counted
 
@@ -128,7 +128,7 @@ class ChannelAllocator:
         self.filters = None
         if granularity == "filter":
             if example_input is None:
-                raise ValueError("`granularity` 'filter' needs an `example_input`.")
+                raise BadValue("`granularity` 'filter' needs an `example_input`.")
             self.filters = Filters(self.model, example_input)
             self.filters.check(self._replicas.trained_by)
         self._last_readers = None
@@ -172,7 +172,7 @@ class ChannelAllocator:
         self._replicas.train_with(optimizer)
 
     def __getstate__(self) -> NoReturn:
-        raise TypeError(
+        raise BadType(
             "a ChannelAllocator cannot be pickled or copied: keep its state_dict(), and load that "
             "into an allocator of the other model."
         )
@@ -280,7 +280,7 @@ class ChannelAllocator:
             AllocationError: the plan does not fit the model. Nothing was changed.
         """
         if not isinstance(plan, AllocationPlan):
-            raise TypeError(f"`plan` must be an AllocationPlan, got {type(plan).__name__}.")
+            raise BadType(f"`plan` must be an AllocationPlan, got {type(plan).__name__}.")
         self._carry_out(plan)
         self.state = self.state.after(plan, self.last_epoch)
 
@@ -376,7 +376,7 @@ class ChannelAllocator:
     def _tabulate(self, gammas: Iterable[float], known: Mapping[str, SelectConvNd]) -> GammaTable:
         """Count what the next step would close at each gamma, in layers that know their mean."""
         if isinstance(gammas, str) or not isinstance(gammas, Iterable):
-            raise TypeError(f"`gammas` must be a list of numbers in [0, 1], got {gammas!r}.")
+            raise BadType(f"`gammas` must be a list of numbers in [0, 1], got {gammas!r}.")
         num_slots = sum(layer.in_channels for layer in self.layers.values())
         num_open = num_slots - count_slots(self.model)["closed"]
         example = self._example_input

@@ -27,7 +27,7 @@ from selectconv.core.models import allocation_of, selective_layers
 from selectconv.core.plan import LayerPlan
 from selectconv.core.slots import new_family
 from selectconv.deploy.cost import Cost, CostCounter
-from selectconv.errors import AllocationError, naming
+from selectconv.errors import AllocationError, BadValue, naming
 from selectconv.graph.dataflow import Kind, copy_model
 from selectconv.graph.operations import argument
 
@@ -202,7 +202,7 @@ class Budget:
         self.name, self.fraction = settings.target
         self.settings = settings
         if example_input is None:
-            raise ValueError(f"`{self.name}` needs an `example_input` to count the model with.")
+            raise BadValue(f"`{self.name}` needs an `example_input` to count the model with.")
         self._filters = filters
         self._cost = CostAfter(model, example_input, filters)
         self._kind = self.name.removeprefix("target_")  # an attribute of `Cost`
@@ -225,7 +225,7 @@ class Budget:
             every = FilterQueue(filters, None, FLOOR)
             least = self._count(every.plans(range(len(every.levels))))
         if least > (1 + TOLERANCE) * self.target:
-            raise ValueError(
+            raise BadValue(
                 f"`{self.name}` {self.fraction:g} cannot be reached: layers keep at least "
                 f"{FLOOR:.0%} of what they read, plain layers and held filters all; the closest is "
                 f"{least / self.dense:.3f}. sc.describe(model) says why layers are plain or held."

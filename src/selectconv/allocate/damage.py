@@ -20,7 +20,7 @@ from selectconv.core.ecdm import normalize_ecdm
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers, unwrap
 from selectconv.core.slots import split_groups
-from selectconv.errors import AllocationError, naming
+from selectconv.errors import AllocationError, BadType, naming
 from selectconv.graph.example import evaluating
 from selectconv.tables import text_table
 
@@ -108,7 +108,7 @@ def observe_damage(model: nn.Module, batches: Iterable[Any]) -> DamageReport:
         torch.Size([16, 8])
     """
     if isinstance(batches, Tensor | Mapping | str) or not isinstance(batches, Iterable):
-        raise TypeError(
+        raise BadType(
             "`batches` must be an iterable of batches, such as a DataLoader or [images], got "
             f"{type(batches).__name__}."
         )

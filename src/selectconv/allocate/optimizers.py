@@ -11,7 +11,7 @@ from selectconv.checks import check_non_negative
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers
 from selectconv.core.shift_decay import KEY, SHIFT_WEIGHT_DECAY
-from selectconv.errors import AllocationError
+from selectconv.errors import AllocationError, BadType, BadValue
 from selectconv.tables import counted
 
 _UNFIT = (
@@ -45,11 +45,11 @@ def param_groups(
         [2]
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
+        raise BadType(f"`model` must be an nn.Module, got {type(model).__name__}.")
     shift_ids = {id(layer.shift) for layer in selective_layers(model).values()}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
-        raise ValueError("`model` has no parameters that require a gradient.")
+        raise BadValue("`model` has no parameters that require a gradient.")
     others: dict[str, Any] = {"params": [p for p in trained if id(p) not in shift_ids]}
     if weight_decay is not None:  # otherwise the optimizer's own value acts
         others["weight_decay"] = check_non_negative("weight_decay", weight_decay)
@@ -76,7 +76,7 @@ def as_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
             x for x in getattr(one, "__dict__", {}).values() if isinstance(x, torch.optim.Optimizer)
         ]
         if not inner and not isinstance(one, torch.optim.Optimizer):
-            raise TypeError(
+            raise BadType(
                 "`optimizer` must be a torch optimizer or a list of them, got "
                 f"{type(one).__name__}."
             )

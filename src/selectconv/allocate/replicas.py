@@ -19,7 +19,7 @@ from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import allocation_of, selective_layers, unwrap
 from selectconv.core.plan import AllocationPlan, LayerPlan
 from selectconv.core.slots import write_slots
-from selectconv.errors import AllocationError, naming
+from selectconv.errors import AllocationError, BadType, naming
 from selectconv.graph.channels import by_output
 
 _FORGOTTEN = "the follower was restored without its state: load its own state_dict, or the model's"
@@ -62,7 +62,7 @@ class Replicas:
         if not isinstance(followers, Sequence) or not all(
             isinstance(follower, nn.Module) for follower in followers
         ):
-            raise TypeError(f"`followers` must be a list of models, got {followers!r:.60}.")
+            raise BadType(f"`followers` must be a list of models, got {followers!r:.60}.")
         self.followers = [self._layers_of(follower) for follower in followers]
         self._given = followers
         self.look_at_followers()

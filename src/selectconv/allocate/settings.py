@@ -9,11 +9,18 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from selectconv.checks import check_choice, check_count, check_fraction, check_gamma, warn
+from selectconv.checks import (
+    check_choice,
+    check_count,
+    check_fraction,
+    check_gamma,
+    check_share,
+    warn,
+)
 from selectconv.core.allocation import ReallocRule
 from selectconv.core.layer import DAMAGES, SelectConvNd
 from selectconv.core.plan import AllocationPlan
-from selectconv.errors import AllocationError
+from selectconv.errors import AllocationError, BadValue
 
 MODES = ("select", "zero", "random", "dealloc", "shift", "none")
 _RULES: dict[str, dict[str, Any]] = {  # how modes that re-open slots differ from the paper's rule
@@ -58,16 +65,16 @@ class Settings:
             "shifts": check_choice("shifts", self.shifts, ("learned", "whole")),
         }
         if self.granularity == "filter" and self.mode != "dealloc":
-            raise ValueError(
+            raise BadValue(
                 f"`granularity` 'filter' goes with `mode` 'dealloc' only, got {self.mode!r}."
             )
         if self.shifts == "whole" and self.mode != "select":
-            raise ValueError(f"`shifts` 'whole' goes with `mode` 'select' only, got {self.mode!r}.")
+            raise BadValue(f"`shifts` 'whole' goes with `mode` 'select' only, got {self.mode!r}.")
         if self.target is not None:
             name, value = self.target
             plain[name] = value
             if not self.closes or plain["stop_at"] == 0 or plain["gamma"] == "auto":
-                raise ValueError(
+                raise BadValue(
                     f"`{name}` needs a `mode` that closes slots, a `stop_at` above 0 and a number "
                     f"as `gamma`; got {self.mode!r}, {self.stop_at!r} and {self.gamma!r}."
                 )
@@ -111,15 +118,13 @@ def check_targets(
         TypeError, ValueError: both, or one that is not a number above 0 and at most 1.
     """
     if target_macs is not None and target_params is not None:
-        raise ValueError(
+        raise BadValue(
             f"`target_macs` {target_macs!r} and `target_params` {target_params!r} cannot be "
             "combined: give one of them."
         )
     for name, value in (("target_macs", target_macs), ("target_params", target_params)):
         if value is not None:
-            if check_fraction(name, value) == 0:
-                raise ValueError(f"`{name}` must be above 0 and at most 1, got {value!r}.")
-            return name, float(value)
+            return name, check_share(name, value)
     return None
 
 

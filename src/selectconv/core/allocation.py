@@ -10,6 +10,7 @@ from torch import Tensor
 from selectconv.checks import check_choice, check_count, check_fraction, check_non_negative
 from selectconv.core.plan import LayerPlan
 from selectconv.core.tensors import check_tensor
+from selectconv.errors import BadValue
 
 NORMS = ("l2", "linf")
 INITS = ("zero", "random")
@@ -131,7 +132,7 @@ def realloc_scores(
     check_tensor("gate", is_open, (slots,), torch.bool, match="necdm")
     if bool(((index < 0) | (index >= slots)).any()):
         low, high = (int(bound) for bound in torch.aminmax(index))
-        raise ValueError(f"`index` must name channels 0 to {slots - 1}, got {low} to {high}.")
+        raise BadValue(f"`index` must name channels 0 to {slots - 1}, got {low} to {high}.")
     # torch.linalg.vector_norm is several times slower on rows.
     scores = necdm.square().sum(dim=1).sqrt() if norm == "l2" else necdm.abs().amax(dim=1)
     scores = scores.masked_fill(~is_open, 0.0)

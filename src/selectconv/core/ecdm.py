@@ -7,6 +7,7 @@ from torch import Tensor
 
 from selectconv.checks import check_count
 from selectconv.core.tensors import check_tensor
+from selectconv.errors import BadValue
 
 
 def ecdm(weight: Tensor, mean: Tensor, groups: int = 1) -> Tensor:
@@ -115,12 +116,10 @@ def expected_damage(
 def _check_weight(weight: Tensor, groups: int, **moments: Tensor) -> None:
     check_tensor("weight", weight, (None,) * getattr(weight, "ndim", 0))
     if weight.ndim < 2:
-        raise ValueError(f"`weight` must be (O, I / groups, ...), got {tuple(weight.shape)}.")
+        raise BadValue(f"`weight` must be (O, I / groups, ...), got {tuple(weight.shape)}.")
     check_count("groups", groups, 1)
     if weight.shape[0] % groups:
-        raise ValueError(
-            f"`groups`={groups} must divide the {weight.shape[0]} outputs of `weight`."
-        )
+        raise BadValue(f"`groups`={groups} must divide the {weight.shape[0]} outputs of `weight`.")
     for name, moment in moments.items():
         check_tensor(name, moment, (weight.shape[1] * groups,), match="weight` and `groups")
 

@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from selectconv.checks import check_count, check_fraction, is_number
 from selectconv.core.kernels import find_kernel
 from selectconv.core.moments import Activation, expected_power, is_relu
+from selectconv.errors import BadType, BadValue
 
 
 class MeanSource:
@@ -86,9 +87,9 @@ class BatchNormMean(ClosedForm):
 
     def __init__(self, bn: nn.Module, act: Activation | None) -> None:
         if not isinstance(bn, _BatchNorm):
-            raise TypeError(f"`bn` must be a batch norm, got {type(bn).__name__}.")
+            raise BadType(f"`bn` must be a batch norm, got {type(bn).__name__}.")
         if act is not None and not callable(act):
-            raise TypeError(f"`act` must be callable or None, got {act!r}.")
+            raise BadType(f"`act` must be callable or None, got {act!r}.")
         self.bn = bn
         self.act = act
         self.num_channels = bn.num_features
@@ -130,7 +131,7 @@ class ConstantMean(ClosedForm):
 
     def __init__(self, value: float, num_channels: int) -> None:
         if not is_number(value):
-            raise TypeError(f"`value` must be a number, got {value!r}.")
+            raise BadType(f"`value` must be a number, got {value!r}.")
         self.value = float(value)
         self.num_channels = check_count("num_channels", num_channels, 1)
         self.about = f"constant {self.value:g}"
@@ -158,7 +159,7 @@ class ConcatMean(ClosedForm):
     def __init__(self, parts: Sequence[ClosedForm]) -> None:
         is_list = isinstance(parts, list | tuple) and len(parts) > 0
         if not is_list or not all(isinstance(part, ClosedForm) for part in parts):
-            raise TypeError(f"`parts` must be a list of closed-form mean sources, got {parts!r}.")
+            raise BadType(f"`parts` must be a list of closed-form mean sources, got {parts!r}.")
         self.parts = tuple(parts)
         self.num_channels = sum(part.num_channels for part in parts)
         self.about = f"concat of {len(parts)}: {_kinds(self)}"
@@ -182,10 +183,10 @@ class SelectedMean(ClosedForm):
 
     def __init__(self, part: ClosedForm, index: Sequence[int]) -> None:
         if not isinstance(part, ClosedForm):
-            raise TypeError(f"`part` must be a closed-form mean source, got {part!r}.")
+            raise BadType(f"`part` must be a closed-form mean source, got {part!r}.")
         is_list = isinstance(index, list | tuple) and len(index) > 0
         if not is_list or not all(type(c) is int and 0 <= c < part.num_channels for c in index):
-            raise ValueError(
+            raise BadValue(
                 f"`index` must be a list of channels 0 to {part.num_channels - 1}, got {index!r}."
             )
         self.parts = (part,)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from selectconv.core.layer import SelectConvNd
+from selectconv.errors import BadType
 
 # torch's two generations of FSDP; to import them takes long.
 _SHARDED = {"FSDPModule", "FullyShardedDataParallel"}
@@ -51,15 +52,15 @@ def unwrap_compiled(model: nn.Module) -> nn.Module:
         TypeError: `model` is not a module, or one that is scripted or sharded.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
+        raise BadType(f"`model` must be an nn.Module, got {type(model).__name__}.")
     model = getattr(model, "_orig_mod", model)
     if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError(
+        raise BadType(
             "`model` is scripted or traced by torch.jit, which hides its layers: give the module "
             "that it was made from."
         )
     if any(_is_a(module, _SHARDED) for module in model.modules()):
-        raise TypeError(
+        raise BadType(
             "`model` is sharded by FSDP, which is not supported: the damage of closing a slot "
             "needs whole weights. Give the model as it was before, and train it with "
             "DistributedDataParallel."

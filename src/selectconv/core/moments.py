@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from selectconv.checks import check_callable
 from selectconv.core.tensors import check_tensor
+from selectconv.errors import BadValue
 
 Activation = Callable[[Tensor], Tensor] | nn.Module
 
@@ -127,7 +128,7 @@ def _normal(beta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
     try:
         beta, gamma = torch.broadcast_tensors(beta, gamma)
     except RuntimeError:
-        raise ValueError(
+        raise BadValue(
             "`beta` and `gamma` must have shapes that broadcast, "
             f"got {tuple(beta.shape)} and {tuple(gamma.shape)}."
         ) from None
@@ -145,7 +146,7 @@ def _integrate(beta: Tensor, gamma: Tensor, act: Activation, power: int) -> Tens
     shape = beta.shape
     parameters = act.parameters() if isinstance(act, nn.Module) else ()
     if len(shape) != 1 and any(parameter.numel() > 1 for parameter in parameters):
-        raise ValueError(
+        raise BadValue(
             "`beta` and `gamma` must be (C,) for an `act` with parameters for each channel, "
             f"got shape {tuple(shape)}."
         )
@@ -184,5 +185,5 @@ def _evaluate(points: Tensor, act: Activation, power: int) -> Tensor:
     value = act(points.to(next(parameters, points).dtype))
     if not isinstance(value, Tensor) or value.shape != points.shape:
         wanted = tuple(points.shape)
-        raise ValueError(f"`act` must be elementwise: {act!r} did not keep shape {wanted}.")
+        raise BadValue(f"`act` must be elementwise: {act!r} did not keep shape {wanted}.")
     return value.to(points.dtype) ** power

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selectconv.errors import AllocationError
+from selectconv.errors import AllocationError, BadType, BadValue
 
 _NO_INTEGERS = (torch.bool, torch.complex64, torch.complex128)
 
@@ -28,9 +28,9 @@ def as_slots(slots: Tensor | Iterable[int], inputs: int) -> Tensor:
     try:
         given = torch.as_tensor(list(slots) if is_bare else slots)
     except (RuntimeError, TypeError, ValueError):
-        raise TypeError(f"`slots` must be integers, got {slots!r:.60}.") from None
+        raise BadType(f"`slots` must be integers, got {slots!r:.60}.") from None
     if given.numel() and (given.dtype.is_floating_point or given.dtype in _NO_INTEGERS):
-        raise TypeError(f"`slots` must be integers, got {given.dtype}.")
+        raise BadType(f"`slots` must be integers, got {given.dtype}.")
     given = given.flatten().to("cpu", torch.int64)
     if outside := given[(given < 0) | (given >= inputs)].tolist():
         raise AllocationError(f"`slots` names {outside[:5]}; the layer has 0 to {inputs - 1}.")
@@ -132,7 +132,7 @@ class LayerPlan:
                 min([*closed, *filters, *(number for row in rows for number in row[:2])], default=0)
                 < 0
             ):
-                raise ValueError("slots and channels count from 0")
+                raise BadValue("slots and channels count from 0")
             shifts = [shift for *_, shift in rows]
             has_shift = any(shift is not None for shift in shifts)  # torch refuses None among them
             seed = plan.get("weight_seed")

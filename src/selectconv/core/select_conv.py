@@ -37,7 +37,7 @@ from selectconv.core.slots import (
     write_slots,
 )
 from selectconv.core.tensors import check_tensor
-from selectconv.errors import AllocationError, MeanSourceError
+from selectconv.errors import AllocationError, BadType, BadValue, MeanSourceError
 
 DAMAGES = ("auto", "mean", "rms")
 
@@ -96,9 +96,9 @@ class SelectConvNd(SlottedConv):
         plain = next(base for base in cls.__mro__ if base in (nn.Conv1d, nn.Conv2d, nn.Conv3d))
         wanted = f"torch.nn.{plain.__name__}"
         if torch_conv(conv) is not plain:
-            raise TypeError(f"`conv` must compute what {wanted} does, got {type(conv).__name__}.")
+            raise BadType(f"`conv` must compute what {wanted} does, got {type(conv).__name__}.")
         if not {"weight", "bias"} <= set(conv._parameters) or is_patched(conv):
-            raise TypeError(f"`conv` must be a {wanted} with a weight and a forward of its own.")
+            raise BadType(f"`conv` must be a {wanted} with a weight and a forward of its own.")
         layer = cls.__new__(cls)
         # The dicts of hooks are shared, so that the handles that users hold still remove them.
         layer.__dict__.update(conv.__dict__)
@@ -169,11 +169,11 @@ class SelectConvNd(SlottedConv):
             super().__setattr__(name, value)
             return
         if not isinstance(value, ClosedForm | ObservedMean | None):
-            raise TypeError(
+            raise BadType(
                 f"`mean_source` must be a BatchNormMean, an ObservedMean or None, got {value!r}."
             )
         if value is not None and value.num_channels not in (None, self.in_channels):
-            raise ValueError(
+            raise BadValue(
                 f"`mean_source` must describe {self.in_channels} channels, "
                 f"got {value.num_channels}."
             )
@@ -338,7 +338,7 @@ class SelectConvNd(SlottedConv):
         if generator is not None and (
             not isinstance(generator, torch.Generator) or generator.device.type != "cpu"
         ):
-            raise TypeError(f"`generator` must be a torch.Generator of the CPU, got {generator!r}.")
+            raise BadType(f"`generator` must be a torch.Generator of the CPU, got {generator!r}.")
         if self.shift is None:
             rule = None
         if closed is None and gamma is None and rule is None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from selectconv.core.tensors import check_tensor
+from selectconv.errors import BadValue
 
 
 def shift2d(x: Tensor, b: Tensor) -> Tensor:
@@ -69,19 +70,19 @@ def select_channels(
     """
     check_tensor("x", x, (None,) * getattr(x, "ndim", 0))
     if x.ndim not in (3, 4, 5):
-        raise ValueError(f"`x` must be (N, C) and one to three spatial axes, got {tuple(x.shape)}.")
+        raise BadValue(f"`x` must be (N, C) and one to three spatial axes, got {tuple(x.shape)}.")
     check_tensor("index", index, (None,), torch.int64)
     slots = len(index)
     check_tensor("gate", gate, (slots,), torch.bool, match="index")
     if (shift is None) != (shifted is None):
-        raise ValueError("`shift` and `shifted` go together: pass both, or None for both.")
+        raise BadValue("`shift` and `shifted` go together: pass both, or None for both.")
     if shift is not None and shifted is not None:
         check_tensor("shift", shift, (slots, x.ndim - 2), match="index` and `x")
         check_tensor("shifted", shifted, (slots,), torch.bool, match="index")
     if slots and is_readable(index):
         low, high = (int(bound) for bound in torch.aminmax(index))
         if low < 0 or high >= x.shape[1]:
-            raise ValueError(
+            raise BadValue(
                 f"`index` must name channels 0 to {x.shape[1] - 1} of `x`, got {low} to {high}."
             )
     return mask_channels(reroute(x, index, shift, shifted), gate)

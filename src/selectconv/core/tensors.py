@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from selectconv.errors import BadType, BadValue
+
 
 def check_tensor(
     name: str,
@@ -22,15 +24,15 @@ def check_tensor(
         match: the argument that the shape follows from; the error names it, too.
     """
     if not isinstance(value, Tensor):
-        raise TypeError(f"`{name}` must be a tensor, got {type(value).__name__}.")
+        raise BadType(f"`{name}` must be a tensor, got {type(value).__name__}.")
     fits = value.ndim == len(shape) and all(
         want is None or want == have for want, have in zip(shape, value.shape, strict=True)
     )
     if not fits:
         wanted = ", ".join("*" if size is None else str(size) for size in shape)
         reason = f" to match `{match}`" if match else ""
-        raise ValueError(f"`{name}` must have shape ({wanted}){reason}, got {tuple(value.shape)}.")
+        raise BadValue(f"`{name}` must have shape ({wanted}){reason}, got {tuple(value.shape)}.")
     if kind is None and not value.is_floating_point():
-        raise TypeError(f"`{name}` must have a floating dtype, got {value.dtype}.")
+        raise BadType(f"`{name}` must have a floating dtype, got {value.dtype}.")
     if kind is not None and value.dtype != kind:
-        raise TypeError(f"`{name}` must have dtype {kind}, got {value.dtype}.")
+        raise BadType(f"`{name}` must have dtype {kind}, got {value.dtype}.")

@@ -246,11 +246,12 @@ class _Builder:
         A pad adds zeros on one side and, being negative there, cuts as much off the other: a pixel
         at a time, which any map has.
         """
-        sources = part.sources.reshape(-1)[part.order]
+        distinct, place = np.unique(part.sources.reshape(-1)[part.order], return_inverse=True)
+        sources = self._gather(before, distinct)  # once: slow where channels lie last
         starts = [0, *(np.flatnonzero(np.any(np.diff(offsets, axis=0), axis=1)) + 1).tolist()]
         pieces = []
         for start, stop in pairwise([*starts, len(offsets)]):
-            piece, left = self._gather(before, sources[start:stop]), offsets[start]
+            piece, left = self._select(sources, place[start:stop]), offsets[start]
             while left.any():
                 frame = [end for step in np.sign(left[::-1]).tolist() for end in (-step, step)]
                 piece = self.graph.call_function(F.pad, (piece, frame))

@@ -20,7 +20,7 @@ from torch.overrides import resolve_name
 
 from selectconv.checks import check_path
 from selectconv.deploy.compress import keep_attributes, plain_attributes
-from selectconv.errors import CompressionError
+from selectconv.errors import BadType, BadValue, CompressionError
 from selectconv.files import write_whole
 from selectconv.graph.operations import ATTRIBUTES, TABLE, functions_of
 
@@ -67,7 +67,7 @@ def save_compressed(module: nn.Module, path: str | os.PathLike[str]) -> None:
         True
     """
     if not isinstance(module, fx.GraphModule):
-        raise TypeError(
+        raise BadType(
             f"`module` must be what sc.compress returned, got {type(module).__name__}; compress it "
             "first."
         )
@@ -205,7 +205,7 @@ def _rebuild(description: dict[str, Any], tensors: dict[str, Tensor]) -> fx.Grap
         LookupError, ValueError: the description names something that is not in the tables.
     """
     if description["format"] != FORMAT:
-        raise ValueError(f"it has the format {description['format']!r}, and not {FORMAT!r}")
+        raise BadValue(f"it has the format {description['format']!r}, and not {FORMAT!r}")
     graph = fx.Graph()
     nodes: dict[str, fx.Node] = {}
     held: dict[str, Any] = {}
@@ -225,7 +225,7 @@ def _rebuild(description: dict[str, Any], tensors: dict[str, Tensor]) -> fx.Grap
             held[target] = nn.Parameter(value, value.is_floating_point()) if is_parameter else value
         new_args = tuple(_decode(args, nodes))
         if step is getattr and new_args[1] not in _ATTRIBUTES:
-            raise ValueError(f"unknown attribute {new_args[1]!r}")
+            raise BadValue(f"unknown attribute {new_args[1]!r}")
         nodes[name] = graph.create_node(
             op, step, new_args,
             {_check_name(key): value for key, value in _decode(kwargs, nodes).items()}, name,
@@ -273,7 +273,7 @@ def _decode(value: Any, nodes: dict[str, fx.Node]) -> Any:
         return dtype
     if kind == "ellipsis":
         return Ellipsis
-    raise ValueError(f"unknown value {value!r}")
+    raise BadValue(f"unknown value {value!r}")
 
 
 def _check_name(name: str, more: str = "") -> str:
@@ -284,7 +284,7 @@ def _check_name(name: str, more: str = "") -> str:
         more: what it may have besides letters and digits.
     """
     if not re.fullmatch(rf"[\w{more}]+(\.[\w{more}]+)*", name):
-        raise ValueError(f"{name!r} in place of a name")
+        raise BadValue(f"{name!r} in place of a name")
     return name
 
 

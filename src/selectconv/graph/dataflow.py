@@ -25,7 +25,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from selectconv.checks import warn
 from selectconv.core.layer import SelectConvNd
 from selectconv.core.models import selective_layers, unwrap
-from selectconv.errors import CompressionError
+from selectconv.errors import BadType, CompressionError
 from selectconv.graph.example import as_arguments, evaluating
 from selectconv.graph.operations import (
     Family,
@@ -131,7 +131,7 @@ def trace_dataflow(model: nn.Module, example_input: Any) -> Dataflow:
     try:
         bound = signature(model.forward).bind(*args, **kwargs)
     except TypeError as error:
-        raise TypeError(f"`example_input` does not fit the model's forward: {error}.") from None
+        raise BadType(f"`example_input` does not fit the model's forward: {error}.") from None
     given = set(bound.arguments)
     bound.apply_defaults()
     # Selective layers are the model's own: what is counted follows their slots.

@@ -8,6 +8,8 @@ import numpy as np
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from selectconv.errors import BadType, BadValue
+
 # Types that cannot be a model's input.
 _NO_TENSORS = (bool, int, float, complex, str, bytes, np.ndarray, np.generic)
 
@@ -38,14 +40,14 @@ def as_arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         isinstance(key, str) for key in keys
     ):
         shown = " ".join(repr(example_input).split())
-        raise TypeError(
+        raise BadType(
             "`example_input` must be a tensor, a tuple of arguments or a dict of keyword "
             f"arguments, got {shown:.60}; for an array give torch.from_numpy(array), for "
             "a shape torch.zeros(shape)."
         )
     sizes = [leaf.numel() for leaf in leaves if isinstance(leaf, Tensor)]
     if sizes and not any(sizes):
-        raise ValueError("`example_input` is empty: give at least one example.")
+        raise BadValue("`example_input` is empty: give at least one example.")
     if isinstance(example_input, Mapping):
         return (), dict(example_input)
     if isinstance(example_input, tuple | list):

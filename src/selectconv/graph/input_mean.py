@@ -29,6 +29,7 @@ from selectconv.core.mean_source import (
     SelectedMean,
 )
 from selectconv.core.models import selective_layers
+from selectconv.errors import BadValue
 from selectconv.graph.dataflow import Dataflow, Kind
 from selectconv.graph.operations import (
     ATTRIBUTES,
@@ -378,7 +379,7 @@ def _compute(node: fx.Node, known: dict[fx.Node, Any], modules: Mapping[str, nn.
         and (node.target in _ARITHMETIC or (node.target is getattr and node.args[1] == "shape"))
     )
     if not (is_size or is_rearrangement(node, module)):
-        raise ValueError(f"`{node}` is no rearrangement")
+        raise BadValue(f"`{node}` is no rearrangement")
     args, kwargs = fx.map_arg(
         (node.args, node.kwargs), lambda other: _compute(other, known, modules)
     )

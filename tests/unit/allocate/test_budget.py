@@ -252,7 +252,11 @@ def test_a_slot_that_is_too_dear_is_passed_over():
     ("arguments", "error", "message"),
     [
         ({"target_macs": 0.5, "target_params": 0.5}, ValueError, "cannot be combined"),
-        ({"target_params": 0}, ValueError, "`target_params` must be above 0 and at most 1, got 0"),
+        (
+            {"target_params": 0},
+            ValueError,
+            "`target_params` must be a number above 0 and at most 1, got 0",
+        ),
         ({"target_macs": -0.5}, ValueError, "`target_macs`.*-0.5"),
         ({"target_macs": "half"}, TypeError, "'half'"),
         ({"target_macs": 0.5, "example_input": None}, ValueError, "needs an `example_input`"),

@@ -256,3 +256,20 @@ def test_no_path(call, path):
 def test_wrong_arguments(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("call", "builtin"),
+    [
+        (lambda: sc.ChannelAllocator(conv_net(), total_epochs=3, shifts="hole"), ValueError),
+        (lambda: sc.ChannelAllocator(conv_net(), total_epochs=3, gamma="high"), TypeError),
+        (lambda: sc.create_model("foo"), ValueError),
+        (lambda: sc.functional.shift2d([1], 2), TypeError),
+        (lambda: sc.compress(3, torch.zeros(1)), TypeError),
+        (lambda: sc.export_onnx(conv_net(), "a.onnx", torch.zeros(1), dynamic="foo"), ValueError),
+    ],
+)
+def test_what_is_refused_is_an_error_of_the_package_and_a_builtin(call, builtin):
+    with pytest.raises(builtin) as raised:
+        call()
+    assert isinstance(raised.value, sc.SelectConvError)

@@ -25,8 +25,8 @@ def run(options: Namespace) -> None:
     from selectconv.lab.data.registry import describe_lack, load_dataset
     from selectconv.lab.train.device import settings_for_testing
     from selectconv.lab.train.loop import Display, evaluate, load_part
-    from selectconv.lab.train.network import check_same_images, load_run
-    from selectconv.lab.train.run_folder import is_first_process
+    from selectconv.lab.train.network import check_same_data, check_same_images, load_run
+    from selectconv.lab.train.run_folder import RunFolder, is_first_process
 
     trained = load_run(options.dir, best=options.best)
     config = settings_for_testing(trained.config)
@@ -40,7 +40,10 @@ def run(options: Namespace) -> None:
     )
     if splits.test is None:
         raise UsageError(f"`eval` needs test images: {describe_lack(splits.info)}")
-    # What was not trained on depends on the number of images that a part was drawn from.
+    if options.holdout:  # what was not trained on: by the images that were
+        data = {"name": config.data, "sha256": splits.digest}
+        check_same_data(RunFolder(options.dir), data)
+    # It depends on the number of images that a part was drawn from, too.
     names = ("num_train", "shape") if options.holdout and config.subset else ("shape",)
     check_same_images(trained.info, splits.info, *names, remedy="pass --data-root")
     fabric = signals.launch(config)

@@ -9,7 +9,8 @@ import errno
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 import selectconv
 from selectconv.checks import check_choice
 from selectconv.errors import (
+    BadType,
+    BadValue,
     ConversionError,
     RunError,
     SelectConvError,
@@ -82,9 +85,9 @@ def _answer(words: Sequence[str]) -> int:
         return 1
     except KeyboardInterrupt as error:
         return complain(130, str(error) or "interrupted.")
-    except (UsageError, ConversionError) as error:
+    except (UsageError, ConversionError, BadValue, BadType) as error:
         return complain(2, str(error))
-    except SelectConvError as error:  # before ValueError, which some of them are as well
+    except SelectConvError as error:
         return complain(1, str(error))
     except Exception as error:
         if os.environ.get("SELECTCONV_DEBUG"):
@@ -108,7 +111,8 @@ def _run(first: str | None = None, *rest: str) -> None:
         print(texts[first])
     else:
         check_choice("verb", first, VERBS)
-        _load(first).run(build_parser(first).read(rest))
+        with _told_what_to_install():  # a verb imports what it needs as it runs, too
+            _load(first).run(build_parser(first).read(rest))
 
 
 def build_parser(verb: str) -> Parser:
@@ -118,15 +122,16 @@ def build_parser(verb: str) -> Parser:
 
 
 def _load(verb: str) -> Any:
-    """Import a verb's module.
+    return import_module(f"selectconv.lab.cli.{verb}")
 
-    Raises:
-        RunError: a package of the extra `train` is not installed.
-    """
+
+@contextmanager
+def _told_what_to_install() -> Iterator[None]:
+    """Raise a RunError for a package of the extra `train` that is not installed."""
     try:
-        return import_module(f"selectconv.lab.cli.{verb}")
+        yield
     except ModuleNotFoundError as error:
-        missing = (error.name or "").split(".")[0]
+        missing = (error.name or "selectconv").split(".")[0]
         if missing == "selectconv":
             raise
         raise RunError(

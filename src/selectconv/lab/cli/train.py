@@ -269,7 +269,7 @@ def carry_out(
                 folder.set_status("interrupted")
             elif isinstance(error, DataError | UsageError) and is_new:
                 folder.clear()  # nothing was trained: the next try finds an empty folder
-            else:
+            elif not isinstance(error, UsageError):  # a run that was not resumed stays as it was
                 folder.set_status("failed", " ".join(str(error).split()))
         if isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt(

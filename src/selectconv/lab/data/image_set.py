@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from selectconv.checks import check_count
-from selectconv.errors import DataError
+from selectconv.errors import BadValue, DataError
 
 # The permutation of `subset` is part of the contract (equal subsets in all runs and versions),
 # so it comes from NumPy's legacy generator, whose stream is frozen.
@@ -58,11 +58,11 @@ class DatasetInfo:
         check_count("image_size", image_size, 1)
         channels, height, _ = self.shape
         if self.name == "imagenet":
-            raise ValueError(
+            raise BadValue(
                 "`image_size` is for sets of small images; imagenet's are cropped to 224."
             )
         if height % image_size:
-            raise ValueError(
+            raise BadValue(
                 f"`image_size` must divide {height}, the size of {self.name}'s images; "
                 f"got {image_size}."
             )

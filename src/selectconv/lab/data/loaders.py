@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from selectconv.core.threads import num_threads
-from selectconv.errors import DataError
+from selectconv.errors import BadValue, DataError
 from selectconv.lab.data.image_set import DatasetInfo, ImageSet
 from selectconv.lab.data.read.image_folder import ImageFolder, Key
 
@@ -76,7 +76,7 @@ class Batching:
             if share or (not self.train and start < stop):
                 spans.append((start, stop))
         if self.train and not spans:
-            raise ValueError(
+            raise BadValue(
                 f"{num_images:,} images give no batch of {self.batch_size} for each of "
                 f"{self.world_size} processes; use a smaller `batch_size` or more images."
             )

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from selectconv.errors import DataError
+from selectconv.errors import BadValue, DataError
 from selectconv.files import replacing
 from selectconv.lab.data.progress import progress_bar
 
@@ -84,7 +84,7 @@ def unpack(archive: Path, target: Path, max_bytes: int) -> Path:
 def _extract_zip(archive: Path, folder: Path, max_bytes: int) -> None:
     with zipfile.ZipFile(archive) as members:
         if sum(member.file_size for member in members.infolist()) > max_bytes:
-            raise ValueError(f"it holds more than {max_bytes:,} bytes")
+            raise BadValue(f"it holds more than {max_bytes:,} bytes")
         members.extractall(folder)  # no member leads out, is a link, or is larger than announced
 
 
@@ -95,7 +95,7 @@ def _extract_tar(archive: Path, folder: Path, max_bytes: int) -> None:
             for member in members:
                 size += member.size
                 if size > max_bytes:
-                    raise ValueError(f"it holds more than {max_bytes:,} bytes")
+                    raise BadValue(f"it holds more than {max_bytes:,} bytes")
                 members.extract(member, folder, filter="data")
         while stream.read(_CHUNK):  # gzip compares its checksum at the very end
             pass

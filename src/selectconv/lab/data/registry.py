@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from selectconv.checks import check_count, suggest
-from selectconv.errors import DataError, UsageError
+from selectconv.errors import BadValue, DataError, UsageError
 from selectconv.files import cache_folder
 from selectconv.lab.data.catalogue import ENTRIES, Entry, Images
 from selectconv.lab.data.image_set import DatasetInfo, ImageSet, subset_index
@@ -66,7 +66,7 @@ def check_dataset_name(name: object) -> str:
     if isinstance(name, str) and (name in ENTRIES or own_folder(name) is not None):
         return name
     names = [*ENTRIES, f"{PREFIX}DIR"]
-    raise ValueError(
+    raise BadValue(
         f"`data` must be one of {', '.join(names)}; got {name!r}.{suggest(str(name), names)}"
     )
 
@@ -300,7 +300,7 @@ def check_amounts(
     amounts = (("subset", subset, info.num_train), ("test_subset", test_subset, info.num_test))
     for name, size, most in amounts:
         if size is not None and check_count(name, size, 1) > most:
-            raise ValueError(
+            raise BadValue(
                 f"`{name}` must be at most {most:,}, the images of {info.name}; got {size:,}."
             )
 

@@ -15,7 +15,7 @@ from selectconv.allocate.allocator import ChannelAllocator
 from selectconv.allocate.report import AllocationReport, read_log
 from selectconv.core.models import count_slots, selective_layers
 from selectconv.deploy.cost import Cost, count
-from selectconv.errors import SelectConvError
+from selectconv.errors import BadValue, SelectConvError
 from selectconv.lab.train.config import TrainConfig, read_recorded
 from selectconv.lab.train.network import build_model, load_weights, run_data
 from selectconv.lab.train.run_folder import (
@@ -153,11 +153,11 @@ def read_run(path: Path) -> Run:
     config, gone = read_recorded(folder.read_config())
     metrics, status = folder.read(METRICS), folder.status()
     if status != "done" or len(metrics) != config.epochs:
-        raise ValueError(
+        raise BadValue(
             f"incomplete: it is {status!r} and has {len(metrics)} of {config.epochs} epochs."
         )
     if metrics[-1]["test_error"] is None:
-        raise ValueError("it has no test images, so there is no error to report.")
+        raise BadValue("it has no test images, so there is no error to report.")
     environment = folder.read_environment()
     holdout = json.loads(folder.check(HOLDOUT).read_bytes()) if config.holdout else {}
     info, time = run_data(path, config), folder / TIME
@@ -229,7 +229,5 @@ def _replay(
             states = torch.where(layer.gate, MOVED * layer.moved, CLOSED)
             histories[name].states.append(states.tolist())
         if any(row[name] != number for name, number in count_slots(model).items()):
-            raise ValueError(
-                f"{ALLOCATION} does not lead to what {METRICS} count in epoch {epoch}."
-            )
+            raise BadValue(f"{ALLOCATION} does not lead to what {METRICS} count in epoch {epoch}.")
     return [replace(histories[name], source=layer.index.tolist()) for name, layer in layers.items()]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from selectconv.core.models import selective_layers
+from selectconv.errors import BadValue
 from selectconv.lab.data.image_set import DatasetInfo, ImageSet
 from selectconv.lab.data.registry import load_dataset
 from selectconv.lab.report.collect import MOVED, Run
@@ -135,7 +136,7 @@ def draw_map(run: Run, plt: Any) -> tuple[Any, str]:
     """Draw Figure 3: for each layer the channels that were de-allocated and the sources."""
     layers = [layer for layer in run.layers if layer.closed]
     if not layers:
-        raise ValueError("no slot was closed in this run.")
+        raise BadValue("no slot was closed in this run.")
     figure, axes = plt.subplots(figsize=(8, 0.8 + 0.26 * len(layers)))
     for line, layer in enumerate(layers):
         axes.barh(line, len(layer.source), left=-0.5, height=0.72, color=GRID, alpha=0.35)
@@ -179,7 +180,7 @@ def load_trained(run: Run) -> tuple[nn.Module, DatasetInfo, Tensor, Tensor]:
     """
     config, weights = run.config, run.path / LAST
     if not weights.exists():
-        raise ValueError(f"it needs the run's {LAST}, which was not kept.")
+        raise BadValue(f"it needs the run's {LAST}, which was not kept.")
     splits = load_dataset(
         config.data,
         config.data_root,
@@ -188,7 +189,7 @@ def load_trained(run: Run) -> tuple[nn.Module, DatasetInfo, Tensor, Tensor]:
         image_size=config.image_size,
     )
     if not isinstance(splits.test, ImageSet):
-        raise ValueError("it is drawn for data sets of small images only.")
+        raise BadValue("it is drawn for data sets of small images only.")
     model = load_network(config, splits.info, weights)
     pictures = splits.test.images[:_NUM_IMAGES]
     means, stds = (torch.tensor(v).view(-1, 1, 1) for v in (splits.info.mean, splits.info.std))
@@ -219,7 +220,7 @@ def draw_shifts(run: Run, plt: Any) -> tuple[Any, str]:
             blocks[block] = torch.cat([blocks.get(block, chosen[:0]), chosen])
     points = {block: shifts for block, shifts in sorted(blocks.items()) if len(shifts)}
     if not points:
-        raise ValueError("no slot of this run is shifted.")
+        raise BadValue("no slot of this run is shifted.")
     edge = max(2, *(int(shifts.abs().max() + 1) for shifts in points.values()))
     square = {"figsize": (2.7 * len(points), 2.9), "subplot_kw": {"aspect": "equal"}}
     figure, panels = plt.subplots(1, len(points), squeeze=False, **square)
@@ -246,7 +247,7 @@ def draw_pair(run: Run, plt: Any) -> tuple[Any, str]:
         if state == MOVED and layer.source[slot] != slot
     ]
     if not moved:
-        raise ValueError("no slot was re-allocated in this run.")
+        raise BadValue("no slot was re-allocated in this run.")
     first = moved[0][0]  # the first unit that has one, as in the paper
     slots = [slot for layer, slot in moved if layer is first]
     slot = max(slots, key=lambda slot: first.copied[first.source[slot]])
@@ -262,7 +263,7 @@ def draw_top(run: Run, plt: Any) -> tuple[Any, str]:
     """Draw Figure 9: the channels that were most often de- and re-allocated in the first block."""
     layers = [layer for layer in run.layers if layer.copied]
     if not layers:
-        raise ValueError("no slot was re-allocated in this run.")
+        raise BadValue("no slot was re-allocated in this run.")
     block = [layer for layer in layers if block_of(layer.name) == block_of(layers[0].name)]
     if "densenet" not in run.config.model:  # only there a channel keeps its index
         block = block[:1]
@@ -344,5 +345,5 @@ def middle_layer(model: nn.Module) -> str:
         and getattr(getattr(unit, "conv", None), "kernel_size", None) == (1, 1)
     ]
     if not names:
-        raise ValueError("the network has no batch norm before a 1x1 conv.")
+        raise BadValue("the network has no batch norm before a 1x1 conv.")
     return names[len(names) // 2]

@@ -25,7 +25,9 @@ from selectconv.checks import (
     check_non_negative,
     check_path,
     check_seed,
+    check_share,
 )
+from selectconv.errors import BadType, BadValue
 from selectconv.lab.train.methods import METHODS, MethodInfo
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -149,14 +151,14 @@ class TrainConfig:
     )
     target_macs: float | None = setting(
         "multiply-adds to end at, as a fraction of the dense network's, such as 0.5",
-        check_fraction,
+        check_share,
         group="selection",
         default=None,
     )
     target_params: float | None = setting(
         "parameters to end at, as a fraction of the dense network's, such as 0.5; not together "
         "with --target-macs",
-        check_fraction,
+        check_share,
         group="selection",
         default=None,
     )
@@ -236,7 +238,7 @@ class TrainConfig:
 
         check_model_name(self.model)
         if not isinstance(self.model_options, dict):
-            raise TypeError(
+            raise BadType(
                 "`model_options` must be a mapping such as {growth_rate: 8}, got "
                 f"{self.model_options!r}."
             )
@@ -253,25 +255,25 @@ class TrainConfig:
         method = self.method_info
         target = check_targets(self.target_macs, self.target_params)
         if self.gamma == "auto" and target:
-            raise ValueError(f"`gamma` auto and `{target[0]}` cannot be combined: give one.")
+            raise BadValue(f"`gamma` auto and `{target[0]}` cannot be combined: give one.")
         if target and target[0] not in method.uses:
             able = ", ".join(name for name, other in METHODS.items() if target[0] in other.uses)
-            raise ValueError(f"`{target[0]}` needs one of the methods {able}; got {self.method!r}.")
+            raise BadValue(f"`{target[0]}` needs one of the methods {able}; got {self.method!r}.")
         if self.granularity == "filter" and self.method != "dealloc":
-            raise ValueError(f"`granularity` filter needs `method` dealloc, got {self.method!r}.")
+            raise BadValue(f"`granularity` filter needs `method` dealloc, got {self.method!r}.")
         if self.shifts == "whole" and "shifts" not in method.uses:
-            raise ValueError(f"`shifts` whole goes with `method` select only, got {self.method!r}.")
+            raise BadValue(f"`shifts` whole goes with `method` select only, got {self.method!r}.")
         if method.needs_model not in (None, self.model):
-            raise ValueError(
+            raise BadValue(
                 f"`method` {method.name} needs `model` {method.needs_model}, got {self.model!r}."
             )
         if method.has_penalty and self.precision == "16-mixed":
-            raise ValueError(
+            raise BadValue(
                 f"`method` {method.name} adds its penalty to unscaled gradients: `precision` must "
                 "be 32-true or bf16-mixed, got '16-mixed'."
             )
         if method.cuts and self.stop_at == 0:
-            raise ValueError(
+            raise BadValue(
                 f"`stop_at` must be above 0 for {method.name}, which cuts channels at that point; "
                 "got 0."
             )

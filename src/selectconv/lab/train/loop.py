@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from selectconv.allocate.optimizers import param_groups
 from selectconv.allocate.report import AllocationReport
-from selectconv.errors import RunError, SelectConvError
+from selectconv.errors import BadType, BadValue, RunError, SelectConvError
 from selectconv.lab.data.catalogue import Images
 from selectconv.lab.data.image_set import DatasetInfo
 from selectconv.lab.data.loaders import Batch, Batching, Loader, make_loader
@@ -293,7 +293,7 @@ def train(
         try:
             _run_epochs(training, folder, display)
         except (TypeError, ValueError) as error:
-            if isinstance(error, SelectConvError):
+            if isinstance(error, SelectConvError) and not isinstance(error, BadType | BadValue):
                 raise
             # By now the settings have been accepted: this is not the user's mistake.
             raise RunError(f"the training failed: {error}") from error

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from selectconv.core.models import selective_layers
-from selectconv.errors import RunError, UsageError
+from selectconv.errors import BadValue, RunError, UsageError
 from selectconv.graph.convert import convert
 from selectconv.graph.example import evaluating
 from selectconv.lab.data.image_set import DatasetInfo
@@ -156,7 +156,7 @@ def check_network(config: TrainConfig, info: DatasetInfo) -> None:
     with torch.random.fork_rng():
         model = _build_external(config, info)
         if selective_layers(model):
-            raise ValueError(
+            raise BadValue(
                 f"`model` {config.model!r} must return a plain network, got one with selective "
                 "layers: leave out sc.convert, since `method` decides what is converted."
             )
@@ -164,7 +164,7 @@ def check_network(config: TrainConfig, info: DatasetInfo) -> None:
             answer = _run(model.train(training), config, info)
             got = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
             if got != (_IMAGES, info.num_classes):
-                raise ValueError(
+                raise BadValue(
                     f"`model` {config.model!r} must return a tensor (N, {info.num_classes}), one "
                     f"score for each class of {info.name}; for {_IMAGES} images it returned {got}."
                 )
@@ -189,7 +189,7 @@ def _run(model: nn.Module, config: TrainConfig, info: DatasetInfo) -> Any:
         return model(torch.zeros(_IMAGES, *info.shape))
     except Exception as error:  # of a network that is not ours
         shape = ", ".join(map(str, ("N", *info.shape)))
-        raise ValueError(
+        raise BadValue(
             f"`model` {config.model!r} must take images of shape ({shape}) and return a tensor "
             f"(N, {info.num_classes}); it fails with {type(error).__name__}: {error}"
         ) from error

@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from selectconv import __version__
-from selectconv.errors import RunError, UsageError
+from selectconv.errors import BadValue, RunError, UsageError
 from selectconv.files import read_json_lines, write_text, write_whole
 
 CONFIG, ENVIRONMENT, STATUS = "config.yaml", "env.json", "status.json"
@@ -290,7 +290,7 @@ def _read_manifest(folder: Path) -> dict[str, dict[str, str | None]]:
     try:
         record: dict[str, Any] = json.loads(path.read_bytes())
         if record.pop("digest") != _digest_of(record):
-            raise ValueError("it is not what the run wrote")
+            raise BadValue("it is not what the run wrote")
         return record
     except FileNotFoundError:
         return {"files": {}, "before": {}}

@@ -16,7 +16,7 @@ from selectconv.allocate.report import AllocationReport
 from selectconv.checks import warn
 from selectconv.core.plan import AllocationPlan, LayerPlan
 from selectconv.deploy.cost import count_macs, count_params
-from selectconv.errors import RunError
+from selectconv.errors import BadValue, RunError
 from selectconv.extras import import_extra
 from selectconv.lab.data.image_set import DatasetInfo
 from selectconv.lab.train.config import TrainConfig
@@ -62,7 +62,7 @@ class Slimmer:
             self._pruner = self._build_pruner(model, 0.5)
             least = self._cost(self._pruned(self._largest_ratio())[0])
             if least > self.target:
-                raise ValueError(
+                raise BadValue(
                     f"`{self.name}` {getattr(config, self.name):g} cannot be reached: slimming "
                     f"cuts at most {MOST_OF_A_LAYER:.0%} of a layer, and then "
                     f"{least / self._dense_cost:.3f} of the dense network is left."

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from selectconv.checks import check_count
+from selectconv.errors import BadValue
 from selectconv.lab.zoo.blocks import ModelOptions, Network, build_stem, norm_relu_conv
 from selectconv.lab.zoo.learned_group_conv import LearnedGroupConv2d
 
@@ -68,7 +69,7 @@ class DenseNet(Network):
         stem_norm: bool = False,
     ) -> None:
         if not units or len(growth_rates) != len(units):
-            raise ValueError(
+            raise BadValue(
                 "`growth_rates` and `units` must be equally long and not empty, "
                 f"got lengths {len(growth_rates)} and {len(units)}."
             )
@@ -154,7 +155,7 @@ def condensenet182(
     )
     if condense_factor is not None:
         if options.realloc is not None:
-            raise ValueError(
+            raise BadValue(
                 "`condense_factor` is for the plain network: learned groups and selective convs "
                 "cannot be combined."
             )

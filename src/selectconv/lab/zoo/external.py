@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from selectconv.checks import check_choice, suggest
+from selectconv.errors import BadType, BadValue
 from selectconv.extras import import_extra
 from selectconv.lab.zoo.registry import list_models
 
@@ -30,15 +31,15 @@ def check_model_name(name: str) -> str:
         'timm:resnet18'
     """
     if not isinstance(name, str):
-        raise TypeError(f"`model` must be a name, got {name!r}.")
+        raise BadType(f"`model` must be a name, got {name!r}.")
     if not is_external(name):
         try:
             return check_choice("model", name, list_models())
         except ValueError as error:
-            raise ValueError(f"{error} Or timm:NAME, or package.module:function.") from None
+            raise BadValue(f"{error} Or timm:NAME, or package.module:function.") from None
     place, _, function = name.partition(":")
     if not function or not all(word.isidentifier() for word in place.split(".")):
-        raise ValueError(
+        raise BadValue(
             "`model` must be a name of the zoo, timm:NAME, or package.module:function; "
             f"got {name!r}."
         )
@@ -68,13 +69,13 @@ def build_external(
     try:
         model = build(num_classes=num_classes, **options)
     except Exception as error:  # of code that is not ours
-        raise ValueError(
+        raise BadValue(
             f"`model` {name!r} must accept `num_classes`, `in_channels` (timm: `in_chans`) and the "
             f"model options {sorted(options)}, and return an nn.Module; calling it failed with "
             f"{type(error).__name__}: {error}"
         ) from error
     if not isinstance(model, nn.Module):
-        raise ValueError(f"`model` {name!r} must return an nn.Module, got {type(model).__name__}.")
+        raise BadValue(f"`model` {name!r} must return an nn.Module, got {type(model).__name__}.")
     return model
 
 
@@ -82,13 +83,13 @@ def _find_in_timm(name: str) -> Callable[..., object]:
     try:
         timm = import_extra("timm", f"`model` timm:{name}", "timm", error=ValueError)
     except RuntimeError as error:  # of torchvision, which timm imports
-        raise ValueError(
+        raise BadValue(
             f"`model` timm:{name} needs timm, which cannot be imported here ({error}): install the "
             "torchvision that belongs to this torch."
         ) from error
     if not timm.is_model(name):
         hint = suggest(name, timm.list_models())
-        raise ValueError(f"`model`: timm {timm.__version__} has no network {name!r}.{hint}")
+        raise BadValue(f"`model`: timm {timm.__version__} has no network {name!r}.{hint}")
     return partial(timm.create_model, name)
 
 
@@ -98,12 +99,12 @@ def _find_function(place: str, function: str) -> Callable[..., object]:
     try:
         module = importlib.import_module(place)
     except Exception as error:  # in a module that is not ours
-        raise ValueError(
+        raise BadValue(
             f"`model`: cannot import {place!r} from the current folder or the installed packages: "
             f"{type(error).__name__}: {error}"
         ) from error
     build: Callable[..., object] | None = getattr(module, function, None)
     if not callable(build):
         hint = suggest(function, [name for name, value in vars(module).items() if callable(value)])
-        raise ValueError(f"`model`: {place} has no function {function!r}.{hint}")
+        raise BadValue(f"`model`: {place} has no function {function!r}.{hint}")
     return build

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from selectconv.allocate.report import AllocationReport
 from selectconv.checks import check_count, check_non_negative
 from selectconv.core.plan import AllocationPlan, LayerPlan
+from selectconv.errors import BadValue
 
 _SMALLEST_NORM = 1e-12  # below it a group's norm has no usable gradient
 
@@ -48,7 +49,7 @@ class LearnedGroupConv2d(nn.Conv2d):
         """
         check_count("condense_factor", condense_factor, 1)
         if conv.out_channels % num_groups or conv.in_channels % condense_factor:
-            raise ValueError(
+            raise BadValue(
                 f"`num_groups` {num_groups} must divide the {conv.out_channels} outputs and "
                 f"`condense_factor` {condense_factor} the {conv.in_channels} inputs."
             )
@@ -166,7 +167,7 @@ def condense(model: nn.Module, log: Iterable[AllocationReport] = ()) -> nn.Modul
         for name, plan in report.plan:
             dropped = plan.closed.tolist()
             if name not in layers or max(dropped, default=0) >= layers[name].reads.numel():
-                raise ValueError(f"its log does not fit the network at {name!r}.")
+                raise BadValue(f"its log does not fit the network at {name!r}.")
             layers[name].reads.view(-1)[dropped] = False
     for name, layer in layers.items():
         parent, _, child = name.rpartition(".")
@@ -199,7 +200,7 @@ class Condenser:
         self.group_lasso = check_non_negative("group_lasso", group_lasso)
         self.layers = learned_group_convs(model)
         if not self.layers:
-            raise ValueError(
+            raise BadValue(
                 "`model` has no learned group convs: build it with "
                 'sc.create_model("condensenet182", condense_factor=4).'
             )

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from selectconv.checks import check_choice, check_count, check_flag
+from selectconv.errors import BadType, BadValue
 from selectconv.lab.zoo import densenet, resnet
 from selectconv.lab.zoo.blocks import ModelOptions
 
@@ -85,19 +86,19 @@ def create_model(
     _, *accepted = parameters
     for key, value in kw.items():
         if key not in accepted:
-            raise TypeError(
+            raise BadType(
                 f"`{name}` has no argument {key!r}; besides the common ones it takes "
                 f"{', '.join(accepted)}."
             )
         usual = parameters[key].default
         if isinstance(usual, tuple) and not isinstance(value, tuple | list):
-            raise TypeError(f"`{key}` must be a list, such as {list(usual)}; got {value!r}.")
+            raise BadType(f"`{key}` must be a list, such as {list(usual)}; got {value!r}.")
     try:
         return builder(options, **kw)
     except RuntimeError as error:
         if "allocate memory" not in str(error):
             raise
-        raise ValueError(
+        raise BadValue(
             f"`{name}` does not fit in memory with num_classes={num_classes}, "
             f"in_channels={in_channels}, {kw}."
         ) from error

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selectconv.errors import DataError, UsageError
+from selectconv.errors import BadValue, DataError, UsageError
 from selectconv.lab.data.image_set import DatasetInfo, ImageSet
 from selectconv.lab.data.read.image_file import (
     as_tensor,
@@ -201,7 +201,7 @@ def own_folder(name: str, root: Path | str | None = None) -> Path | None:
         return None
     given = name.removeprefix(PREFIX).strip()
     if not given:
-        raise ValueError(
+        raise BadValue(
             f"`data` {PREFIX}DIR needs a folder, with train/ and test/ in it; got {name!r}."
         )
     return Path(root or "").expanduser() / Path(given).expanduser()

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from selectconv.errors import SelectConvError
 from selectconv.lab.cli import signals
 from selectconv.lab.cli.display import RunDisplay
 from selectconv.lab.cli.main import main as selectconv
@@ -107,8 +108,13 @@ def main() -> None:
     if options.digests:
         write_digests(options.digests)
     with signals.answered_by(signals.stop):
-        fabric = signals.launch(config)
-        loop.train(config, fabric, folder, RunDisplay(config, console), resume=options.resume)
+        try:
+            fabric = signals.launch(config)
+            loop.train(config, fabric, folder, RunDisplay(config, console), resume=options.resume)
+        except SelectConvError as error:
+            signals.ignore()  # as the command line does: torchrun's SIGTERM must not cut this off
+            print(error, file=sys.stderr, flush=True)
+            sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -249,7 +249,7 @@ def load_dataset(
     Example:
         >>> load_dataset("cifra10")
         Traceback (most recent call last):
-        ValueError: `data` must be one of ... Did you mean 'cifar10'?
+        selectconv.errors.BadValue: `data` must be one of ... Did you mean 'cifar10'?
     """
     entry = _entry(name, root, image_size)
     info = entry.info if image_size is None else entry.info.shrunk(image_size)
